@@ -21,4 +21,4 @@ pub mod layer;
 pub use context::Context;
 pub use kv_cache::KvCache;
 pub use shape::{Shape, compute_type};
-pub use weights::{Gradients, Weights};
+pub use weights::{Gradients, Weights, WrittenParameters};

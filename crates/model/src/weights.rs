@@ -40,6 +40,32 @@ impl<'a> Weights<'a> {
     }
 }
 
+/// Which parameters of a unit's gradient have been written in this step.
+#[derive(Debug)]
+pub struct WrittenParameters(Box<[Cell<bool>]>);
+
+impl WrittenParameters {
+    /// None of the parameters of a layout.
+    pub fn new(layout: &UnitLayout) -> Self {
+        WrittenParameters(layout.placed.iter().map(|_| Cell::new(false)).collect())
+    }
+
+    /// No parameter is written from now on.
+    pub fn clear(&self) {
+        self.0.iter().for_each(|written| written.set(false));
+    }
+
+    /// Every parameter is written from now on.
+    pub fn set_all(&self) {
+        self.0.iter().for_each(|written| written.set(true));
+    }
+
+    /// The parameters that are not written, by their place in the layout.
+    pub fn missing(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().filter(|(_, written)| !written.get()).map(|(i, _)| i)
+    }
+}
+
 /// The whole gradient of a unit on this rank, and which of its parameters have been written in this step.
 ///
 /// The first write of a step overwrites and later ones accumulate, so gradients need not be zeroed.
@@ -47,12 +73,12 @@ impl<'a> Weights<'a> {
 pub struct Gradients<'a> {
     flat: View<'a>,
     layout: &'a UnitLayout,
-    written: &'a Cell<u32>,
+    written: &'a WrittenParameters,
 }
 
 impl<'a> Gradients<'a> {
-    /// The gradients in a flat buffer with this layout. Bit `i` of `written` is set when parameter `i` is written.
-    pub fn new(flat: View<'a>, layout: &'a UnitLayout, written: &'a Cell<u32>) -> Self {
+    /// The gradients in a flat buffer with this layout. Records in `written` which parameters are written.
+    pub fn new(flat: View<'a>, layout: &'a UnitLayout, written: &'a WrittenParameters) -> Self {
         Gradients { flat, layout, written }
     }
 
@@ -69,11 +95,12 @@ impl<'a> Gradients<'a> {
     /// Where to write the gradient of adjacent parameters that are one matrix.
     pub fn span(&self, first: ParameterKind, last: ParameterKind) -> Gradient<'a> {
         let range = self.layout.span(first, last);
-        let covered = self.layout.placed.iter().enumerate().filter(|(_, p)| range.contains(&p.range.start));
-        let bits = covered.fold(0, |bits, (i, _)| bits | 1 << i);
-        let accumulate = self.written.get() & bits != 0;
-        debug_assert!(!accumulate || self.written.get() & bits == bits, "neighbours are written together");
-        self.written.set(self.written.get() | bits);
+        let parameters = self.layout.placed.iter().zip(&self.written.0);
+        let covered = parameters.filter(|(placed, _)| range.contains(&placed.range.start));
+        let accumulate = covered.clone().any(|(_, written)| written.get());
+        let alike = covered.clone().all(|(_, written)| written.get() == accumulate);
+        debug_assert!(alike, "adjacent parameters are written together");
+        covered.for_each(|(_, written)| written.set(true));
         Gradient { view: self.flat.slice(range), accumulate }
     }
 

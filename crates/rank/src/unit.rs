@@ -1,20 +1,20 @@
-//! A unit's buffers on one rank: weights, gradient and states, whole or sharded, and their pending transfers. `weights` has the
-//! transfers of weights, `gradients` those of gradients, and `codes` what both need to quantise them.
+//! A unit's buffers on one rank: weights, gradient and states, whole or sharded. `weights` and `gradients` have the states that
+//! each can be in, and the transfers between them; `codes` has what both need to quantise them.
 
 mod codes;
 mod gradients;
 mod weights;
 
-use std::cell::Cell;
 use std::ops::Range;
 
-use kintsugi_comm::{Collective, Communicator, Pending};
-use kintsugi_model::{Gradients, Weights};
+use kintsugi_model::{Gradients, Weights, WrittenParameters};
 use kintsugi_plan::parameters::UnitLayout;
 use kintsugi_plan::{Codes, Coordinate, GradientType, MAX_PARTS, Phase, Plan, Sharding, Unit};
 use kintsugi_tensor::ops::{Parameters, Segment, round_to_codes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
+use self::gradients::{GradientShard, PartialSum, UnitGradient, WholeGradient};
+use self::weights::UnitWeights;
 use crate::store::read_part;
 use crate::{Purpose, Store, StoreError, StoredTensor};
 
@@ -56,34 +56,12 @@ pub(crate) struct UnitState {
     resident: Range<usize>,
     /// The range whose states this rank holds.
     owned: Range<usize>,
-    /// Weights over `resident`.
-    weights: Buffer,
+    weights: UnitWeights,
+    gradient: UnitGradient,
     /// Master weights over `owned`. `None` if the weights already have that precision and nobody replaces them by codes.
     master: Option<Buffer>,
     first_moment: Buffer,
     second_moment: Buffer,
-    /// A larger shard of the weights, from the first gather of a step to the last.
-    secondary: Option<Buffer>,
-    /// All weights, while they are gathered.
-    gathered: Option<Buffer>,
-    /// The codes of weights between the phases of a gather or refresh.
-    gathered_codes: Option<Buffer>,
-    /// The whole gradient. If gradients are sharded, it exists only between its first write and its reduction.
-    gradient: Option<Buffer>,
-    /// A whole gradient, or the codes of a gradient, between the phases of its reduction.
-    partly_reduced: Option<Buffer>,
-    /// The range of the sharded gradient.
-    gradient_range: Range<usize>,
-    /// The sharded gradient, over `gradient_range`.
-    gradient_shard: Option<Buffer>,
-    /// Whether the shard has this step's first contribution.
-    shard_written: bool,
-    /// Bit `i` is set if parameter `i` has been written since the whole gradient was allocated or the step began.
-    written: Cell<u32>,
-    /// A pending gather or refresh of the weights.
-    gathering: Option<Pending>,
-    /// A pending reduction of the gradient.
-    reducing: Option<Pending>,
     segments: Vec<Segment>,
 }
 
@@ -105,7 +83,7 @@ impl UnitState {
         let owned = if trains { shard(sharding.states) } else { 0..0 };
         let gradients_sharded = trains && sharding.gradients > 1;
         let allocate = |len, dtype, category| backend.allocate(len, dtype, category);
-        let weights = allocate(resident.len(), types.compute, Category::Weights);
+        let weights = UnitWeights::new(allocate(resident.len(), types.compute, Category::Weights));
         let accumulator = types.compute.accumulator();
         let exact = types.compute == accumulator && sharding.quantized.refresh.is_none();
         let master = (trains && !exact).then(|| allocate(owned.len(), accumulator, Category::States));
@@ -115,8 +93,18 @@ impl UnitState {
             moment
         };
         let (first_moment, second_moment) = (moment(), moment());
-        let gradient_shard =
-            gradients_sharded.then(|| allocate(gradient_range.len(), types.gradient, Category::Gradients));
+        let gradient_shard = if gradients_sharded {
+            GradientShard::Stale(allocate(gradient_range.len(), types.gradient, Category::Gradients))
+        } else {
+            GradientShard::NotSharded
+        };
+        let gradient = UnitGradient {
+            whole: WholeGradient::Absent,
+            written: WrittenParameters::new(&layout),
+            partial: PartialSum::Absent,
+            shard: gradient_shard,
+            range: gradient_range,
+        };
         let has_replicated = || layout.replicated > 0;
         let first_reduction = plan.gradient_reductions(at.pp(), unit, has_replicated).first();
         let segments = segments(&layout, &owned);
@@ -129,20 +117,10 @@ impl UnitState {
             resident,
             owned,
             weights,
+            gradient,
             master,
             first_moment,
             second_moment,
-            secondary: None,
-            gathered: None,
-            gathered_codes: None,
-            gradient: None,
-            partly_reduced: None,
-            gradient_range,
-            gradient_shard,
-            shard_written: false,
-            written: Cell::new(0),
-            gathering: None,
-            reducing: None,
             segments,
         };
         if trains && !gradients_sharded {
@@ -181,12 +159,13 @@ impl UnitState {
             }
             Ok(())
         };
+        let weights = self.weights.resident.ready();
         match (stored, &self.master) {
             (StoredTensor::FirstMoment, _) => fill(&self.owned, &self.first_moment, None),
             (StoredTensor::SecondMoment, _) => fill(&self.owned, &self.second_moment, None),
             (StoredTensor::Weights, Some(master)) if self.owned == self.resident => {
                 fill(&self.owned, master, None)?;
-                backend.copy(master.view(), self.weights.view());
+                backend.copy(master.view(), weights.view());
                 Ok(())
             }
             (StoredTensor::Weights, master) => {
@@ -194,7 +173,7 @@ impl UnitState {
                     fill(&self.owned, master, None)?;
                 }
                 // As after a refresh, so that a resumed run has the bits of one that did not stop.
-                fill(&self.resident, &self.weights, self.sharding.quantized.refresh)
+                fill(&self.resident, weights, self.sharding.quantized.refresh)
             }
         }
     }
@@ -202,7 +181,7 @@ impl UnitState {
     /// A view of elements `range` of a stored tensor. This rank must hold the states of these elements.
     pub fn stored_view(&self, stored: StoredTensor, range: &Range<usize>) -> View<'_> {
         let (buffer, held) = match (stored, &self.master) {
-            (StoredTensor::Weights, None) => (&self.weights, &self.resident),
+            (StoredTensor::Weights, None) => (self.weights.resident.ready(), &self.resident),
             (StoredTensor::Weights, Some(master)) => (master, &self.owned),
             (StoredTensor::FirstMoment, _) => (&self.first_moment, &self.owned),
             (StoredTensor::SecondMoment, _) => (&self.second_moment, &self.owned),
@@ -212,57 +191,58 @@ impl UnitState {
 
     /// The whole weights.
     pub fn weights(&self) -> Weights<'_> {
-        Weights::new(self.gathered.as_ref().unwrap_or(&self.weights).view(), &self.layout)
+        Weights::new(self.weights.whole().view(), &self.layout)
     }
 
     /// Allocates the whole gradient unless it exists.
     pub fn make_gradient(&mut self, backend: &dyn Backend) {
-        if self.gradient.is_none() {
+        if let WholeGradient::Absent = self.gradient.whole {
             let gradient = backend.allocate(self.layout.len, self.types.gradient, Category::Gradients);
             // No layer writes the padding, but the norm reads it, so it must be zero.
             for padding in self.layout.padding() {
                 backend.fill(0.0, gradient.slice(padding));
             }
-            self.gradient = Some(gradient);
-            self.written.set(0);
+            self.gradient.whole = WholeGradient::Written(gradient);
+            self.gradient.written.clear();
         }
     }
 
     /// The whole gradient, to be written.
     pub fn gradients(&self) -> Gradients<'_> {
-        let gradient = self.gradient.as_ref().expect("the gradient was made before it is written");
-        Gradients::new(gradient.view(), &self.layout, &self.written)
+        Gradients::new(self.gradient.whole.numbers().view(), &self.layout, &self.gradient.written)
     }
 
     /// Begins a step: the first writes overwrite the previous step's gradient.
     pub fn begin(&mut self) {
-        self.shard_written = false;
-        self.written.set(0);
+        self.gradient.shard.begin();
+        self.gradient.written.clear();
     }
 
     /// The part of the reduced gradient that this rank owns, and its range in the flat buffer.
     pub fn owned_gradient(&self) -> (View<'_>, Range<usize>) {
-        let view = match (&self.gradient_shard, &self.gradient) {
-            (Some(shard), _) => shard.slice(within(&self.owned, &self.gradient_range)),
-            (None, Some(gradient)) => gradient.slice(self.owned.clone()),
-            (None, None) => unreachable!("a gradient that is not sharded is always there"),
+        let view = match &self.gradient.shard {
+            GradientShard::NotSharded => self.gradient.whole.numbers().slice(self.owned.clone()),
+            shard => shard.numbers().slice(within(&self.owned, &self.gradient.range)),
         };
         (view, self.owned.clone())
     }
 
     /// The whole gradient before its reduction, if there is one.
     pub fn whole_gradient(&self) -> Option<View<'_>> {
-        self.gradient.as_ref().map(Buffer::view)
+        match &self.gradient.whole {
+            WholeGradient::Written(gradient) => Some(gradient.view()),
+            WholeGradient::Absent | WholeGradient::Reducing(_) => None,
+        }
     }
 
     /// The weights that this rank always holds, and their range in the flat buffer.
     pub fn resident_weights(&self) -> (View<'_>, Range<usize>) {
-        (self.weights.view(), self.resident.clone())
+        (self.weights.resident.ready().view(), self.resident.clone())
     }
 
     /// The parameters that the optimizer updates.
     pub fn parameters(&self) -> Parameters<'_> {
-        let own_weights = self.weights.slice(within(&self.owned, &self.resident));
+        let own_weights = self.weights.resident.ready().slice(within(&self.owned, &self.resident));
         Parameters {
             gradient: self.owned_gradient().0,
             master: self.master.as_ref().map_or(own_weights, Buffer::view),
@@ -279,22 +259,6 @@ impl UnitState {
 /// A range of the flat buffer, relative to the start of the range that a buffer holds.
 fn within(range: &Range<usize>, held: &Range<usize>) -> Range<usize> {
     range.start - held.start..range.end - held.start
-}
-
-/// Starts a transfer. A unit has at most one pending transfer of each kind.
-fn start(
-    pending: &mut Option<Pending>,
-    group: &dyn Communicator,
-    collective: Collective,
-    buffer: Buffer,
-    range: Range<usize>,
-) {
-    assert!(pending.is_none(), "a transfer is under way already");
-    *pending = Some(group.start(collective, buffer, range));
-}
-
-fn wait(pending: &mut Option<Pending>, group: &dyn Communicator) -> Buffer {
-    group.wait(pending.take().expect("a wait follows its start"))
 }
 
 /// The segments of `owned` with and without weight decay, relative to its start.

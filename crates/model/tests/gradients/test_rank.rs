@@ -1,10 +1,9 @@
 //! A small model on one rank, in f64. Memory is filled with NaN until it is written.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use kintsugi_comm::Communicator;
-use kintsugi_model::{Context, Gradients, Shape, Weights};
+use kintsugi_model::{Context, Gradients, Shape, Weights, WrittenParameters};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::UnitLayout;
@@ -81,7 +80,12 @@ impl TestRank {
     /// A unit with these weights and an unwritten gradient.
     pub fn unit<'a>(&self, layout: &'a UnitLayout, weights: &[f64]) -> UnitBuffers<'a> {
         let gradient = self.buffer(&vec![f64::NAN; layout.len]);
-        UnitBuffers { layout, weights: self.buffer(weights), gradient, written: Cell::new(0) }
+        UnitBuffers {
+            layout,
+            weights: self.buffer(weights),
+            gradient,
+            written: WrittenParameters::new(layout),
+        }
     }
 }
 
@@ -90,7 +94,7 @@ pub struct UnitBuffers<'a> {
     layout: &'a UnitLayout,
     weights: Buffer,
     gradient: Buffer,
-    written: Cell<u32>,
+    written: WrittenParameters,
 }
 
 impl UnitBuffers<'_> {

@@ -3,18 +3,75 @@
 //! As codes (qgZ, arXiv 2306.10209), a reduce-scatter is an all-to-all: the first phase of a reduction quantises the gradient,
 //! later ones sum what they received in fp32 and quantise the sums, and after the last one the sums are added to the shard.
 
-use kintsugi_comm::{Collective, Communicator};
+use std::ops::Range;
+
+use kintsugi_comm::{Collective, Communicator, Pending};
+use kintsugi_model::WrittenParameters;
 use kintsugi_plan::{Codes, Group, Phase, PhaseKind};
 use kintsugi_tensor::ops::Gradient;
-use kintsugi_tensor::{Backend, View};
+use kintsugi_tensor::{Backend, Buffer, View};
 
 use super::codes::Slices;
-use super::{UnitState, start, wait, within};
+use super::{UnitState, within};
 
-/// The buffers that a gradient passes through.
-enum GradientBuffer {
+/// The whole gradient of a unit on one rank.
+#[derive(Debug, Default)]
+pub(super) enum WholeGradient {
+    /// Not here: the rank does not train, or the gradient is sharded and nobody has written it since its last reduction.
+    #[default]
+    Absent,
+    /// Backwards write it, or have written it.
+    Written(Buffer),
+    /// A phase reduces it in place.
+    Reducing(Pending),
+}
+
+/// A gradient on its way to its shard, or the codes of a gradient. With a split backward, the next micro-batch may write a new
+/// whole gradient meanwhile.
+#[derive(Debug, Default)]
+pub(super) enum PartialSum {
+    /// No such reduction is under way.
+    #[default]
+    Absent,
+    /// A phase is under way.
+    Reducing(Pending),
+    /// Between two phases.
+    PartlyReduced(Buffer),
+}
+
+/// The shard of a gradient on one rank.
+#[derive(Debug, Default)]
+pub(super) enum GradientShard {
+    /// The gradient is not sharded.
+    #[default]
+    NotSharded,
+    /// No micro-batch of this step is in it yet: the first reduction overwrites it.
+    Stale(Buffer),
+    /// The sum over the micro-batches so far.
+    Sum(Buffer),
+    /// A phase reduces it in place.
+    Reducing(Pending),
+}
+
+/// The gradient of a unit on one rank.
+#[derive(Debug)]
+pub(super) struct UnitGradient {
+    pub whole: WholeGradient,
+    /// The parameters whose whole gradient has been written since it was allocated or the step began.
+    pub written: WrittenParameters,
+    pub partial: PartialSum,
+    pub shard: GradientShard,
+    /// The range of the shard in the flat buffer.
+    pub range: Range<usize>,
+}
+
+/// What a phase of a reduction works on.
+enum Reduced {
+    /// The whole gradient, in place.
     Whole,
-    PartlyReduced,
+    /// The whole gradient, on its way to its shard.
+    ToShard,
+    /// The shard, in place.
     Shard,
 }
 
@@ -39,13 +96,19 @@ impl UnitState {
             Group::Tied => self.owned.clone(),
             Group::Along(..) => self.pieces[self.sharding.depth_of(phase.over)].clone(),
         };
-        let (buffer, held) = match self.gradient_of(phase) {
-            GradientBuffer::Whole => (self.gradient.take(), 0..self.layout.len),
-            GradientBuffer::PartlyReduced => (self.partly_reduced.take(), 0..self.layout.len),
-            GradientBuffer::Shard => (self.gradient_shard.take(), self.gradient_range.clone()),
-        };
-        let buffer = buffer.expect("a gradient is reduced after it is written");
-        start(&mut self.reducing, group, collective(phase.kind), buffer, within(&range, &held));
+        let start = |buffer, range| group.start(collective(phase.kind), buffer, range);
+        let reduced = self.reduced_by(phase);
+        let UnitGradient { whole, partial, shard, range: held, .. } = &mut self.gradient;
+        match reduced {
+            Reduced::Whole => *whole = WholeGradient::Reducing(start(whole.take(), range)),
+            Reduced::ToShard => {
+                let buffer = partial.take().unwrap_or_else(|| whole.take());
+                *partial = PartialSum::Reducing(start(buffer, range));
+            }
+            Reduced::Shard => {
+                *shard = GradientShard::Reducing(start(shard.take(), within(&range, held)));
+            }
+        }
     }
 
     /// Waits for a phase of a reduction. The last phase to a shard adds to it.
@@ -53,55 +116,45 @@ impl UnitState {
         if let Some(codes) = phase.codes {
             return self.codes_reduce_wait(backend, phase, codes, group);
         }
-        let buffer = wait(&mut self.reducing, group);
-        if self.sharding.leaves_shard(phase) {
-            let shard =
-                self.gradient_shard.as_ref().expect("the shard of a sharded gradient is always there");
-            let own = buffer.slice(self.gradient_range.clone());
-            if self.shard_written {
-                backend.add(own, shard.view());
-            } else {
-                backend.copy(own, shard.view());
+        let reduced = self.reduced_by(phase);
+        let UnitGradient { whole, partial, shard, range, .. } = &mut self.gradient;
+        match reduced {
+            Reduced::Whole => whole.wait(group),
+            Reduced::Shard => shard.wait(group),
+            Reduced::ToShard => {
+                let buffer = partial.wait(group);
+                if self.sharding.leaves_shard(phase) {
+                    shard.add(|sum, accumulate| {
+                        let own = buffer.slice(range.clone());
+                        if accumulate { backend.add(own, sum) } else { backend.copy(own, sum) }
+                    });
+                } else {
+                    *partial = PartialSum::PartlyReduced(buffer);
+                }
             }
-            self.shard_written = true;
-            return;
-        }
-        match self.gradient_of(phase) {
-            GradientBuffer::Shard => self.gradient_shard = Some(buffer),
-            GradientBuffer::Whole if phase.over != Group::TENSOR && self.sharding.gradients > 1 => {
-                self.partly_reduced = Some(buffer);
-            }
-            GradientBuffer::Whole => self.gradient = Some(buffer),
-            GradientBuffer::PartlyReduced => self.partly_reduced = Some(buffer),
         }
     }
 
     /// Zeroes the gradients that are not written yet. With a split backward, a reduction can run before the next micro-batch
     /// writes the gradients of its norms.
     pub fn clear_unwritten(&self, backend: &dyn Backend) {
-        let Some(gradient) = &self.gradient else { return };
-        for (i, placed) in self.layout.placed.iter().enumerate() {
-            if self.written.get() & 1 << i == 0 {
-                backend.fill(0.0, gradient.slice(placed.range.clone()));
-            }
+        let WholeGradient::Written(gradient) = &self.gradient.whole else { return };
+        for i in self.gradient.written.missing() {
+            backend.fill(0.0, gradient.slice(self.layout.placed[i].range.clone()));
         }
-        self.written.set(u32::MAX);
+        self.gradient.written.set_all();
     }
 
-    /// The buffer that a phase of a reduction works on.
-    fn gradient_of(&self, phase: Phase) -> GradientBuffer {
-        let sharded = self.sharding.gradients > 1;
+    fn reduced_by(&self, phase: Phase) -> Reduced {
+        let shards = self.sharding.gradients;
         match phase.over {
-            Group::TENSOR => GradientBuffer::Whole,
-            _ if !sharded => GradientBuffer::Whole,
-            Group::Tied => GradientBuffer::Shard,
-            Group::Along(..) => match self.sharding.depth_of(phase.over) {
-                0 => GradientBuffer::Whole,
-                depth if depth < self.sharding.depth(self.sharding.gradients) => {
-                    GradientBuffer::PartlyReduced
-                }
-                _ => GradientBuffer::Shard,
-            },
+            Group::TENSOR => Reduced::Whole,
+            _ if shards == 1 => Reduced::Whole,
+            Group::Tied => Reduced::Shard,
+            Group::Along(..) if self.sharding.depth_of(phase.over) < self.sharding.depth(shards) => {
+                Reduced::ToShard
+            }
+            Group::Along(..) => Reduced::Shard,
         }
     }
 
@@ -117,22 +170,24 @@ impl UnitState {
         let reduction = self.coded_reduction(depth, codes);
         let slices = self.slices(reduction, depth);
         let buffer = slices.buffer_to_exchange(backend);
-        if depth > reduction.first {
-            let received = self.partly_reduced.take().expect("a phase follows the one before");
-            let before = self.slices(reduction, depth - 1);
-            slices.requantize_to_send(backend, (&before, &received, self.ranks_of_part(depth - 1)), &buffer);
-        } else if reduction.first > 0 {
-            let shard = self.gradient_shard.as_ref().expect("a shard is reduced after it is written");
-            slices.quantize_to_send(backend, shard.view(), &buffer);
-        } else {
-            let gradient = self.gradient.as_ref().expect("a gradient is reduced after it is written");
-            slices.quantize_to_send(backend, gradient.view(), &buffer);
-            if self.sharding.gradients > 1 {
-                self.gradient = None;
+        match self.gradient.partial.take() {
+            Some(received) => {
+                let before = self.slices(reduction, depth - 1);
+                let received = (&before, &received, self.ranks_of_part(depth - 1));
+                slices.requantize_to_send(backend, received, &buffer);
+            }
+            None if reduction.first > 0 => {
+                slices.quantize_to_send(backend, self.gradient.shard.numbers().view(), &buffer);
+            }
+            None => {
+                slices.quantize_to_send(backend, self.gradient.whole.numbers().view(), &buffer);
+                if self.sharding.gradients > 1 {
+                    self.gradient.whole = WholeGradient::Absent;
+                }
             }
         }
         let all = 0..buffer.len();
-        start(&mut self.reducing, group, Collective::AllToAll, buffer, all);
+        self.gradient.partial = PartialSum::Reducing(group.start(Collective::AllToAll, buffer, all));
     }
 
     fn codes_reduce_wait(
@@ -142,22 +197,22 @@ impl UnitState {
         codes: Codes,
         group: &dyn Communicator,
     ) {
-        let buffer = wait(&mut self.reducing, group);
+        let buffer = self.gradient.partial.wait(group);
         let depth = self.sharding.depth_of(phase.over);
         let reduction = self.coded_reduction(depth, codes);
         if depth + 1 < reduction.end {
-            self.partly_reduced = Some(buffer);
+            self.gradient.partial = PartialSum::PartlyReduced(buffer);
             return;
         }
-        let adds = self.sharding.leaves_shard(phase);
-        let view = if adds { self.shard_view() } else { self.owned_gradient().0 };
-        let out = Gradient { view, accumulate: adds && self.shard_written };
-        self.slices(reduction, depth).sum(backend, &buffer, self.ranks_of_part(depth), out);
-        self.shard_written |= adds;
-    }
-
-    fn shard_view(&self) -> View<'_> {
-        self.gradient_shard.as_ref().expect("the shard of a sharded gradient is always there").view()
+        let (slices, ranks) = (self.slices(reduction, depth), self.ranks_of_part(depth));
+        if self.sharding.leaves_shard(phase) {
+            self.gradient.shard.add(|view, accumulate| {
+                slices.sum(backend, &buffer, ranks, Gradient { view, accumulate });
+            });
+        } else {
+            let out = Gradient { view: self.owned_gradient().0, accumulate: false };
+            slices.sum(backend, &buffer, ranks, out);
+        }
     }
 
     /// The reduction that the phase over the part at `depth` belongs to: to the gradient's shard, or from there to what this rank
@@ -178,6 +233,88 @@ impl UnitState {
 
     fn ranks_of_part(&self, depth: usize) -> usize {
         self.pieces[depth].len() / self.pieces[depth + 1].len()
+    }
+}
+
+impl WholeGradient {
+    /// The gradient, to be written or read.
+    pub fn numbers(&self) -> &Buffer {
+        match self {
+            WholeGradient::Written(buffer) => buffer,
+            other => panic!("a whole gradient is used that is {other:?}"),
+        }
+    }
+
+    fn take(&mut self) -> Buffer {
+        match std::mem::take(self) {
+            WholeGradient::Written(buffer) => buffer,
+            other => panic!("a whole gradient is reduced that is {other:?}"),
+        }
+    }
+
+    fn wait(&mut self, group: &dyn Communicator) {
+        *self = match std::mem::take(self) {
+            WholeGradient::Reducing(pending) => WholeGradient::Written(group.wait(pending)),
+            other => panic!("a phase of a whole gradient is awaited that is {other:?}"),
+        };
+    }
+}
+
+impl PartialSum {
+    /// Takes what the phases so far have reduced; `None` before the first phase.
+    fn take(&mut self) -> Option<Buffer> {
+        match std::mem::take(self) {
+            PartialSum::Absent => None,
+            PartialSum::PartlyReduced(buffer) => Some(buffer),
+            PartialSum::Reducing(_) => panic!("a gradient is being reduced already"),
+        }
+    }
+
+    /// Waits for a phase and takes its result.
+    fn wait(&mut self, group: &dyn Communicator) -> Buffer {
+        match std::mem::take(self) {
+            PartialSum::Reducing(pending) => group.wait(pending),
+            other => panic!("a phase of a gradient is awaited that is {other:?}"),
+        }
+    }
+}
+
+impl GradientShard {
+    /// The shard, to be read.
+    pub fn numbers(&self) -> &Buffer {
+        match self {
+            GradientShard::Stale(buffer) | GradientShard::Sum(buffer) => buffer,
+            other => panic!("a shard of a gradient is read that is {other:?}"),
+        }
+    }
+
+    /// Begins a step.
+    pub fn begin(&mut self) {
+        *self = match std::mem::take(self) {
+            GradientShard::Sum(buffer) => GradientShard::Stale(buffer),
+            other => other,
+        };
+    }
+
+    fn take(&mut self) -> Buffer {
+        match std::mem::take(self) {
+            GradientShard::Stale(buffer) | GradientShard::Sum(buffer) => buffer,
+            other => panic!("a shard of a gradient is reduced that is {other:?}"),
+        }
+    }
+
+    fn wait(&mut self, group: &dyn Communicator) {
+        *self = match std::mem::take(self) {
+            GradientShard::Reducing(pending) => GradientShard::Sum(group.wait(pending)),
+            other => panic!("a phase of a shard is awaited that is {other:?}"),
+        };
+    }
+
+    /// Adds a contribution: `add` gets the shard, and whether to add to it or to overwrite it.
+    fn add(&mut self, add: impl FnOnce(View, bool)) {
+        let accumulate = matches!(self, GradientShard::Sum(_));
+        add(self.numbers().view(), accumulate);
+        *self = GradientShard::Sum(self.take());
     }
 }
 

@@ -5,128 +5,243 @@
 
 use std::ops::Range;
 
-use kintsugi_comm::{Collective, Communicator};
+use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_plan::{Codes, Phase};
 use kintsugi_tensor::{Backend, Buffer, Category};
 
 use super::codes::Slices;
-use super::{UnitState, start, wait, within};
+use super::{UnitState, within};
+
+/// A range of a unit's weights on one rank: its shard, the secondary shard, or the whole.
+#[derive(Debug, Default)]
+pub(super) enum WeightRange {
+    /// Not gathered, or freed.
+    #[default]
+    Absent,
+    /// A phase of a gather is filling it.
+    Gathering(Pending),
+    /// Between two phases of a gather: some shards are missing.
+    PartlyGathered(Buffer),
+    /// Complete.
+    Ready(Buffer),
+}
+
+/// The codes of weights during a gather or refresh.
+#[derive(Debug, Default)]
+pub(super) enum WeightCodes {
+    /// Nothing is gathered as codes.
+    #[default]
+    Absent,
+    /// A phase is under way.
+    Gathering(Pending),
+    /// Between two phases.
+    PartlyGathered(Buffer),
+}
+
+/// The weights of a unit on one rank.
+#[derive(Debug)]
+pub(super) struct UnitWeights {
+    /// The range that this rank always holds: all weights, or its shard. A refresh gathers it in place.
+    pub resident: WeightRange,
+    /// A larger shard, from the first gather of a step to the last.
+    pub secondary: WeightRange,
+    /// All weights, if they are sharded: from a gather to the release.
+    pub whole: WeightRange,
+    pub codes: WeightCodes,
+}
+
+/// What a phase of a gather fills.
+struct GatherTarget {
+    /// The secondary shard, or the whole weights.
+    secondary: bool,
+    /// Its range of the flat buffer.
+    range: Range<usize>,
+    /// Whether the phase completes it.
+    completes: bool,
+}
 
 impl UnitState {
     /// Starts a phase of a gather. Outer phases fill the secondary shard if there is one, and inner phases the whole.
     pub fn gather_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
         let depth = self.sharding.depth_of(phase.over);
-        let range = self.gather_target(depth).0;
+        let target = self.gather_target(depth);
         if let Some(codes) = phase.codes {
-            let (slices, own) = (Slices::new(range, self.resident.len(), codes), self.resident.clone());
-            let quantize = |state: &Self, buffer: &Buffer| {
-                slices.quantize_own(backend, state.weights.view(), &own, buffer);
-            };
-            return self.codes_start(backend, depth, &slices, group, quantize);
+            let slices = Slices::new(target.range, self.resident.len(), codes);
+            let buffer = self.weights.codes.take().unwrap_or_else(|| {
+                let (weights, buffer) = (self.weights.resident.ready(), slices.buffer(backend));
+                slices.quantize_own(backend, weights.view(), &self.resident, &buffer);
+                buffer
+            });
+            let piece = slices.place(&self.pieces[depth]);
+            self.weights.codes = WeightCodes::Gathering(group.start(Collective::AllGather, buffer, piece));
+            return;
         }
-        let known = self.gather_target(depth).1.take();
-        let buffer = known.unwrap_or_else(|| {
-            let buffer = backend.allocate(range.len(), self.types.compute, Category::Weights);
-            let (source, held) = match (&self.secondary, self.sharding.secondary) {
-                (Some(secondary), shards) => (secondary, &self.pieces[self.sharding.depth(shards)]),
-                (None, _) => (&self.weights, &self.resident),
+        let buffer = self.weights.gathered(&target).take().unwrap_or_else(|| {
+            let buffer = backend.allocate(target.range.len(), self.types.compute, Category::Weights);
+            let (source, held) = match &self.weights.secondary {
+                WeightRange::Absent => (self.weights.resident.ready(), &self.resident),
+                secondary => (secondary.ready(), &self.pieces[self.sharding.depth(self.sharding.secondary)]),
             };
-            backend.copy(source.view(), buffer.slice(within(held, &range)));
+            backend.copy(source.view(), buffer.slice(within(held, &target.range)));
             buffer
         });
-        let piece = within(&self.pieces[depth], &range);
-        start(&mut self.gathering, group, Collective::AllGather, buffer, piece);
+        let piece = within(&self.pieces[depth], &target.range);
+        *self.weights.gathered(&target) =
+            WeightRange::Gathering(group.start(Collective::AllGather, buffer, piece));
     }
 
     /// Waits for a phase of a gather.
     pub fn gather_wait(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
-        let buffer = wait(&mut self.gathering, group);
-        let depth = self.sharding.depth_of(phase.over);
+        let target = self.gather_target(self.sharding.depth_of(phase.over));
         let Some(codes) = phase.codes else {
-            *self.gather_target(depth).1 = Some(buffer);
-            return;
+            return self.weights.gathered(&target).wait(group, target.completes);
         };
-        if depth > self.sharding.depth(self.sharding.secondary) {
-            self.gathered_codes = Some(buffer);
+        let buffer = self.weights.codes.wait(group);
+        if !target.completes {
+            self.weights.codes = WeightCodes::PartlyGathered(buffer);
             return;
         }
-        let (range, _) = self.gather_target(depth);
-        let numbers = backend.allocate(range.len(), self.types.compute, Category::Weights);
-        Slices::new(range, self.resident.len(), codes).dequantize(backend, &buffer, numbers.view());
-        *self.gather_target(depth).1 = Some(numbers);
+        let numbers = backend.allocate(target.range.len(), self.types.compute, Category::Weights);
+        let slices = Slices::new(target.range.clone(), self.resident.len(), codes);
+        slices.dequantize(backend, &buffer, numbers.view());
+        *self.weights.gathered(&target) = WeightRange::Ready(numbers);
     }
 
-    /// What a gather over the part at `depth` fills, and the range of that in the flat buffer.
-    fn gather_target(&mut self, depth: usize) -> (Range<usize>, &mut Option<Buffer>) {
-        let secondary = self.sharding.depth(self.sharding.secondary);
-        if self.sharding.secondary > 1 && depth >= secondary {
-            (self.pieces[secondary].clone(), &mut self.secondary)
+    /// What a gather over the part at `depth` fills.
+    fn gather_target(&self, depth: usize) -> GatherTarget {
+        let inner = self.sharding.depth(self.sharding.secondary);
+        if self.sharding.secondary > 1 && depth >= inner {
+            let range = self.pieces[inner].clone();
+            GatherTarget { secondary: true, range, completes: depth == inner }
         } else {
-            (0..self.layout.len, &mut self.gathered)
+            GatherTarget { secondary: false, range: 0..self.layout.len, completes: depth == 0 }
         }
     }
 
     pub fn release(&mut self) {
-        self.gathered = None;
+        self.weights.whole = WeightRange::Absent;
     }
 
     pub fn discard(&mut self) {
-        self.secondary = None;
+        self.weights.secondary = WeightRange::Absent;
     }
 
     /// Starts a phase of the gathering of updated weights.
     pub fn refresh_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
         let depth = self.sharding.depth_of(phase.over);
         if let Some(codes) = phase.codes {
-            let (slices, own) = (self.refreshed_slices(codes), self.owned.clone());
-            let quantize = |state: &Self, buffer: &Buffer| {
-                let master = state.master.as_ref().expect("weights that are replaced by codes have a master");
-                slices.quantize_own(backend, master.view(), &own, buffer);
-            };
-            return self.codes_start(backend, depth, &slices, group, quantize);
+            let slices = self.refreshed_slices(codes);
+            let buffer = self.weights.codes.take().unwrap_or_else(|| {
+                let master = self.master.as_ref().expect("weights that are replaced by codes have a master");
+                let buffer = slices.buffer(backend);
+                slices.quantize_own(backend, master.view(), &self.owned, &buffer);
+                buffer
+            });
+            let piece = slices.place(&self.pieces[depth]);
+            self.weights.codes = WeightCodes::Gathering(group.start(Collective::AllGather, buffer, piece));
+            return;
         }
-        // The weights themselves are being transferred. An empty buffer takes their place until the wait.
-        let empty = backend.allocate(0, self.types.compute, Category::Weights);
-        let weights = std::mem::replace(&mut self.weights, empty);
+        let weights = self.weights.resident.take_updated();
         let piece = within(&self.pieces[depth], &self.resident);
-        start(&mut self.gathering, group, Collective::AllGather, weights, piece);
+        self.weights.resident = WeightRange::Gathering(group.start(Collective::AllGather, weights, piece));
     }
 
     /// Waits for a phase of the gathering of updated weights.
     pub fn refresh_wait(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
-        let buffer = wait(&mut self.gathering, group);
+        let last = self.sharding.depth_of(phase.over) == self.sharding.depth(self.sharding.weights);
         let Some(codes) = phase.codes else {
-            self.weights = buffer;
-            return;
+            return self.weights.resident.wait(group, last);
         };
-        if self.sharding.depth_of(phase.over) > self.sharding.depth(self.sharding.weights) {
-            self.gathered_codes = Some(buffer);
-            return;
+        let buffer = self.weights.codes.wait(group);
+        if last {
+            let weights = self.weights.resident.ready();
+            self.refreshed_slices(codes).dequantize(backend, &buffer, weights.view());
+        } else {
+            self.weights.codes = WeightCodes::PartlyGathered(buffer);
         }
-        self.refreshed_slices(codes).dequantize(backend, &buffer, self.weights.view());
     }
 
     /// The weights of this rank as slices, one for each owner of their states.
     fn refreshed_slices(&self, codes: Codes) -> Slices {
         Slices::new(self.resident.clone(), self.owned.len(), codes)
     }
+}
 
-    /// Starts a phase of a gather of codes over the part at `depth`. `quantize` writes this rank's own slice, in the first phase.
-    fn codes_start(
-        &mut self,
-        backend: &dyn Backend,
-        depth: usize,
-        slices: &Slices,
-        group: &dyn Communicator,
-        quantize: impl FnOnce(&Self, &Buffer),
-    ) {
-        let known = self.gathered_codes.take();
-        let buffer = known.unwrap_or_else(|| {
-            let buffer = slices.buffer(backend);
-            quantize(self, &buffer);
-            buffer
-        });
-        let piece = slices.place(&self.pieces[depth]);
-        start(&mut self.gathering, group, Collective::AllGather, buffer, piece);
+impl UnitWeights {
+    /// Weights of which only the resident range is there.
+    pub fn new(resident: Buffer) -> Self {
+        UnitWeights {
+            resident: WeightRange::Ready(resident),
+            secondary: WeightRange::Absent,
+            whole: WeightRange::Absent,
+            codes: WeightCodes::Absent,
+        }
+    }
+
+    /// The whole weights, which are the resident ones unless they were gathered.
+    pub fn whole(&self) -> &Buffer {
+        match &self.whole {
+            WeightRange::Absent => self.resident.ready(),
+            gathered => gathered.ready(),
+        }
+    }
+
+    fn gathered(&mut self, target: &GatherTarget) -> &mut WeightRange {
+        if target.secondary { &mut self.secondary } else { &mut self.whole }
+    }
+}
+
+impl WeightRange {
+    /// The complete weights.
+    pub fn ready(&self) -> &Buffer {
+        match self {
+            WeightRange::Ready(buffer) => buffer,
+            other => panic!("weights are read that are {other:?}"),
+        }
+    }
+
+    /// Takes what the phases of a gather so far have filled; `None` before the first phase.
+    fn take(&mut self) -> Option<Buffer> {
+        match std::mem::take(self) {
+            WeightRange::Absent => None,
+            WeightRange::PartlyGathered(buffer) => Some(buffer),
+            other => panic!("weights are gathered that are {other:?}"),
+        }
+    }
+
+    /// Takes the weights for a phase of a refresh.
+    fn take_updated(&mut self) -> Buffer {
+        match std::mem::take(self) {
+            WeightRange::Ready(buffer) | WeightRange::PartlyGathered(buffer) => buffer,
+            other => panic!("weights are refreshed that are {other:?}"),
+        }
+    }
+
+    /// Waits for a phase, which may complete the weights.
+    fn wait(&mut self, group: &dyn Communicator, completes: bool) {
+        *self = match std::mem::take(self) {
+            WeightRange::Gathering(pending) if completes => WeightRange::Ready(group.wait(pending)),
+            WeightRange::Gathering(pending) => WeightRange::PartlyGathered(group.wait(pending)),
+            other => panic!("a phase of weights is awaited that are {other:?}"),
+        };
+    }
+}
+
+impl WeightCodes {
+    /// Takes the codes that were gathered so far; `None` before the first phase.
+    fn take(&mut self) -> Option<Buffer> {
+        match std::mem::take(self) {
+            WeightCodes::Absent => None,
+            WeightCodes::PartlyGathered(buffer) => Some(buffer),
+            WeightCodes::Gathering(_) => panic!("codes are being gathered already"),
+        }
+    }
+
+    /// Waits for a phase and takes the codes.
+    fn wait(&mut self, group: &dyn Communicator) -> Buffer {
+        match std::mem::take(self) {
+            WeightCodes::Gathering(pending) => group.wait(pending),
+            other => panic!("a phase of codes is awaited that are {other:?}"),
+        }
     }
 }
