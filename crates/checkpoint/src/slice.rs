@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use kintsugi_plan::parameters::{Parameter, Placed, TensorSplit};
+use kintsugi_plan::parameters::{Parameter, PlacedParameter, TensorSplit};
 use kintsugi_rank::StoredTensor;
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct Slice {
 impl Slice {
     /// The slice of elements `local` of part `part` of `tp` of a parameter. `None` if they are all padding.
     pub fn of_part(
-        placed: &Placed,
+        placed: &PlacedParameter,
         (tp, part): (usize, usize),
         local: Range<usize>,
         stored: StoredTensor,

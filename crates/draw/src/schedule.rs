@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use kintsugi_plan::{BackwardPart, Computation, Op};
-use kintsugi_simulate::{Span, Timeline};
+use kintsugi_simulate::{OpSpan, Timeline};
 
 /// How the picture distinguishes forwards and backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +71,11 @@ pub fn draw(timeline: &Timeline, width: usize, ink: Ink) -> String {
 
 /// The passes of a stage. Recomputation counts as a part of the backward that follows it, a wait for another stage
 /// between them as idle.
-pub(crate) fn bars(spans: &[Span]) -> Vec<Bar> {
+pub(crate) fn bars(spans: &[OpSpan]) -> Vec<Bar> {
     let mut bars: Vec<Bar> = Vec::new();
     // Whether the stage has waited for another since the last bar.
     let mut waited = false;
-    let mut recomputed: Option<(Span, bool)> = None;
+    let mut recomputed: Option<(OpSpan, bool)> = None;
     for &span in spans {
         let Op::Compute { kind, micro, .. } = span.op else {
             waited |= matches!(span.op, Op::Wait(transfer) if transfer.crosses_stages());
@@ -91,7 +91,7 @@ pub(crate) fn bars(spans: &[Span]) -> Vec<Bar> {
                 continue;
             }
         };
-        let mut bar = |span: Span, ahead: bool, waited: bool| match bars.last_mut() {
+        let mut bar = |span: OpSpan, ahead: bool, waited: bool| match bars.last_mut() {
             Some(bar) if bar.kind == kind && bar.micro == micro && !waited => {
                 (bar.end, bar.ahead) = (span.end, bar.ahead && ahead);
             }

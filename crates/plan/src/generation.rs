@@ -25,7 +25,7 @@ impl Plan {
     /// would take longer than using them.
     #[must_use]
     pub fn for_generation(&self) -> Plan {
-        Plan { sharding: self.sharding.of_nothing(), sequence_parallel: false, ..self.clone() }
+        Plan { sharding: self.sharding.unsharded(), sequence_parallel: false, ..self.clone() }
     }
 
     /// The rounds of a replica that continues its share of prompts of these `lengths` by up to `tokens` tokens.

@@ -82,7 +82,7 @@ pub struct Parameter {
 
 /// A tp rank's part of a parameter, and its place in the unit's flat buffer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placed {
+pub struct PlacedParameter {
     /// The whole parameter.
     pub parameter: Parameter,
     /// Rows and columns of this rank's part.
@@ -97,7 +97,7 @@ pub struct UnitLayout {
     /// The unit.
     pub unit: Unit,
     /// Its parameters, in order.
-    pub placed: Vec<Placed>,
+    pub placed: Vec<PlacedParameter>,
     /// Number of elements at the start that are replicated over tp.
     pub replicated: usize,
     /// Number of elements, padded to dp equal shards.
@@ -157,13 +157,13 @@ impl UnitLayout {
     /// begins at a multiple of `block` elements.
     fn new(unit: Unit, parameters: Vec<Parameter>, tp: usize, block: usize, multiple: usize) -> Self {
         let mut end: usize = 0;
-        let placed: Vec<Placed> = parameters
+        let placed: Vec<PlacedParameter> = parameters
             .into_iter()
             .map(|parameter| {
                 let local_shape = parameter.local_shape(tp);
                 let start = if parameter.continues_span() { end } else { end.next_multiple_of(block) };
                 end = start + local_shape[0] * local_shape[1];
-                Placed { parameter, local_shape, range: start..end }
+                PlacedParameter { parameter, local_shape, range: start..end }
             })
             .collect();
         let replicated = placed.iter().take_while(|p| p.parameter.split == TensorSplit::Whole);
@@ -177,7 +177,7 @@ impl UnitLayout {
     /// The ranges that belong to no parameter: between parameters, and at the end, which may be empty.
     pub fn padding(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let last = self.placed.last().map_or(0, |placed| placed.range.end);
-        let gap = |pair: &[Placed]| pair[0].range.end..pair[1].range.start;
+        let gap = |pair: &[PlacedParameter]| pair[0].range.end..pair[1].range.start;
         let between = self.placed.windows(2).map(gap).filter(|range| !range.is_empty());
         between.chain(std::iter::once(last..self.len))
     }
@@ -193,7 +193,7 @@ impl UnitLayout {
     }
 
     /// A parameter, if the unit has it.
-    pub fn find(&self, kind: ParameterKind) -> Option<&Placed> {
+    pub fn find(&self, kind: ParameterKind) -> Option<&PlacedParameter> {
         self.placed.iter().find(|p| p.parameter.kind == kind)
     }
 }

@@ -80,7 +80,7 @@ impl Sharding {
 
     /// The same parts with nothing sharded over them.
     #[must_use]
-    pub fn of_nothing(self) -> Sharding {
+    pub fn unsharded(self) -> Sharding {
         let quantized = Quantized::NONE;
         Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, quantized, ..self }
     }

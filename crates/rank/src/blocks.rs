@@ -177,7 +177,7 @@ impl Rank {
             (Block::Head, BlockWeightInputs::Head(weight_inputs)) => {
                 head::weight_part(&self.context(), &weight_inputs, &self.head_output());
             }
-            _ => unreachable!("what is weight_inputs belongs to its block"),
+            _ => unreachable!("the saved inputs are of another block"),
         }
     }
 
@@ -268,9 +268,9 @@ mod tests {
     use crate::Groups;
     use crate::in_flight::InFlight;
 
-    struct Counted([Vec<u32>; 3]);
+    struct CountingTokens([Vec<u32>; 3]);
 
-    impl TokenSource for Counted {
+    impl TokenSource for CountingTokens {
         fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
             let [inputs, targets, starts] = &self.0;
             Some(Tokens { inputs, targets, starts })
@@ -291,7 +291,7 @@ mod tests {
             let backend: Rc<dyn Backend> = Rc::new(CpuBackend::new(Rc::new(Heap::default()), 1));
             let groups = Groups::new(&plan, at, |_, _| Box::new(Solo));
             let rows = plan.rows() as u32;
-            let mut source = Counted([0, 1, 2].map(|i| (i * rows..(i + 1) * rows).collect()));
+            let mut source = CountingTokens([0, 1, 2].map(|i| (i * rows..(i + 1) * rows).collect()));
             let mut rank = Rank::new(Arc::clone(&plan), at, backend, groups);
             rank.load_batch(0, &mut source);
             let InFlight { tokens, targets, starts, .. } = &rank.in_flight;

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use kintsugi_plan::Compute;
-use kintsugi_plan::parameters::{Parameter, Placed};
+use kintsugi_plan::parameters::{Parameter, PlacedParameter};
 use kintsugi_spec::Cause;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -121,7 +121,7 @@ const CHUNK: usize = 1 << 14;
 /// Reads elements of part `part` of `tp` of a parameter, from `first` on. Vocabulary padding is zero.
 pub(crate) fn read_part(
     store: &dyn Store,
-    placed: &Placed,
+    placed: &PlacedParameter,
     (tp, part): (usize, usize),
     stored: StoredTensor,
     first: usize,
@@ -148,7 +148,7 @@ pub(crate) fn read_part(
 }
 
 /// How many elements of a part, from `local` on, are also contiguous in the whole parameter.
-fn contiguous(placed: &Placed, local: usize) -> usize {
+fn contiguous(placed: &PlacedParameter, local: usize) -> usize {
     let [rows, columns] = placed.local_shape;
     let whole_rows = columns == placed.parameter.shape[1];
     if whole_rows { rows * columns - local } else { columns - local % columns }

@@ -12,7 +12,9 @@ impl Rank {
             MessageKind::Activation => &mut self.in_flight.inputs,
             MessageKind::Gradient => &mut self.in_flight.gradients,
         };
-        let buffer = waiting.remove(&(message.block, message.micro)).expect("what is sent was made before");
+        let buffer = waiting
+            .remove(&(message.block, message.micro))
+            .expect("a block computes the message before it is sent");
         let pending = self.groups.get(Group::PIPELINE).send(message.peer, self.tag(message), buffer);
         self.in_flight.sending.insert(message, pending);
     }

@@ -35,6 +35,6 @@ pub use op_work::{OpWork, StepWork, TransferWork};
 pub use peak::PeakMemory;
 pub use predict::{Coverage, Prediction, predict};
 pub use range::{LINK_EFFICIENCY, LinkTimes, TimeRange, link_scenarios, uses_links_between_nodes};
-pub use timeline::{Span, Timeline, TransferSpan, bubble};
+pub use timeline::{OpSpan, Timeline, TransferSpan, bubble};
 pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, time};
 pub use transfer::{collective_seconds, message_seconds};

@@ -10,7 +10,7 @@ use crate::timing::{CompiledStep, Timing};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// The spans of each stage, in order. Ops that take no time have none.
-    pub stages: Vec<Vec<Span>>,
+    pub stages: Vec<Vec<OpSpan>>,
     /// The transfers of each stage, in the order in which they start or are awaited. Those that take no time are left
     /// out.
     pub transfers: Vec<Vec<TransferSpan>>,
@@ -23,7 +23,7 @@ pub struct Timeline {
 
 /// When an op runs or waits, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
+pub struct OpSpan {
     /// Its start.
     pub start: f64,
     /// Its end.
@@ -64,7 +64,7 @@ impl Timeline {
     /// One step with these costs.
     pub fn with(plan: &Plan, costs: &Costs) -> Self {
         let programs: Vec<Program> = (0..plan.mesh.pp()).map(|stage| plan.program(stage)).collect();
-        let mut stages: Vec<Vec<Span>> = vec![Vec::new(); programs.len()];
+        let mut stages: Vec<Vec<OpSpan>> = vec![Vec::new(); programs.len()];
         let seconds = |time: u128| time as f64 * 1e-12;
         // The last op of each stage that has a span.
         let mut last = vec![usize::MAX; programs.len()];
@@ -74,7 +74,7 @@ impl Timeline {
             let of_stage = &mut stages[stage];
             match of_stage.last_mut() {
                 Some(span) if last[stage] == op => span.end = seconds(end),
-                _ => of_stage.push(Span {
+                _ => of_stage.push(OpSpan {
                     start: seconds(start),
                     end: seconds(end),
                     op: programs[stage].ops[op],

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kintsugi_comm::threads::ThreadsWorld;
 use kintsugi_comm::{Communicator, Solo, ring};
 use kintsugi_model::{Context, embedding, head, layer};
-use kintsugi_plan::parameters::{ParameterKind, Placed, TensorSplit, UnitLayout};
+use kintsugi_plan::parameters::{ParameterKind, PlacedParameter, TensorSplit, UnitLayout};
 use kintsugi_plan::{BackwardPart, Group, Plan, Unit};
 use kintsugi_spec::Topology;
 
@@ -138,7 +138,13 @@ fn assert_stream(what: &str, parts: &[&[f64]], whole: &[f64], plan: &Plan) {
 ///
 /// A parameter that every rank holds whole has the whole gradient on every rank. With sequence parallelism each rank
 /// has a part, and the parts add up.
-fn assert_gradient(what: &str, parts: &[&[f64]], placed: &Placed, whole: &[f64], sequence_parallel: bool) {
+fn assert_gradient(
+    what: &str,
+    parts: &[&[f64]],
+    placed: &PlacedParameter,
+    whole: &[f64],
+    sequence_parallel: bool,
+) {
     let parameter = &placed.parameter;
     if parameter.split == TensorSplit::Whole && !sequence_parallel {
         for part in parts {

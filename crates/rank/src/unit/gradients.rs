@@ -66,7 +66,7 @@ pub(super) struct UnitGradient {
 }
 
 /// What a phase of a reduction works on.
-enum Reduced {
+enum ReductionTarget {
     /// The whole gradient, in place.
     Whole,
     /// The whole gradient, on its way to its shard.
@@ -97,15 +97,15 @@ impl UnitState {
             Group::Along(..) => self.pieces[self.sharding.depth_of(phase.over)].clone(),
         };
         let start = |buffer, range| group.start(collective(phase.kind), buffer, range);
-        let reduced = self.reduced_by(phase);
+        let target = self.reduction_target(phase);
         let UnitGradient { whole, partial, shard, range: held, .. } = &mut self.gradient;
-        match reduced {
-            Reduced::Whole => *whole = WholeGradient::Reducing(start(whole.take(), range)),
-            Reduced::ToShard => {
+        match target {
+            ReductionTarget::Whole => *whole = WholeGradient::Reducing(start(whole.take(), range)),
+            ReductionTarget::ToShard => {
                 let buffer = partial.take().unwrap_or_else(|| whole.take());
                 *partial = PartialSum::Reducing(start(buffer, range));
             }
-            Reduced::Shard => {
+            ReductionTarget::Shard => {
                 *shard = GradientShard::Reducing(start(shard.take(), within(&range, held)));
             }
         }
@@ -116,12 +116,12 @@ impl UnitState {
         if let Some(codes) = phase.codes {
             return self.codes_reduce_wait(backend, phase, codes, group);
         }
-        let reduced = self.reduced_by(phase);
+        let target = self.reduction_target(phase);
         let UnitGradient { whole, partial, shard, range, .. } = &mut self.gradient;
-        match reduced {
-            Reduced::Whole => whole.wait(group),
-            Reduced::Shard => shard.wait(group),
-            Reduced::ToShard => {
+        match target {
+            ReductionTarget::Whole => whole.wait(group),
+            ReductionTarget::Shard => shard.wait(group),
+            ReductionTarget::ToShard => {
                 let buffer = partial.wait(group);
                 if self.sharding.leaves_shard(phase) {
                     shard.add(|sum, accumulate| {
@@ -145,16 +145,15 @@ impl UnitState {
         self.gradient.written.set_all();
     }
 
-    fn reduced_by(&self, phase: Phase) -> Reduced {
+    fn reduction_target(&self, phase: Phase) -> ReductionTarget {
         let shards = self.sharding.gradients;
         match phase.over {
-            Group::TENSOR => Reduced::Whole,
-            _ if shards == 1 => Reduced::Whole,
-            Group::Tied => Reduced::Shard,
+            Group::TENSOR => ReductionTarget::Whole,
+            _ if shards == 1 => ReductionTarget::Whole,
             Group::Along(..) if self.sharding.depth_of(phase.over) < self.sharding.depth(shards) => {
-                Reduced::ToShard
+                ReductionTarget::ToShard
             }
-            Group::Along(..) => Reduced::Shard,
+            Group::Tied | Group::Along(..) => ReductionTarget::Shard,
         }
     }
 

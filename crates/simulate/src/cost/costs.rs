@@ -53,7 +53,7 @@ pub(super) struct UnitCosts {
 
 /// The part of [`Costs`] that contains an op's cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum CostSource {
     Block,
     Unit,
     Step(StepOp),
@@ -63,19 +63,19 @@ pub(super) enum Source {
     Nothing,
 }
 
-pub(super) fn source(op: Op) -> Source {
+pub(super) fn source(op: Op) -> CostSource {
     match op {
-        Op::Step(op) => Source::Step(op),
-        Op::Load { .. } => Source::Block,
+        Op::Step(op) => CostSource::Step(op),
+        Op::Load { .. } => CostSource::Block,
         Op::Compute { kind, .. } => match kind {
-            Computation::Forward | Computation::Recompute | Computation::Backward(_) => Source::Block,
+            Computation::Forward | Computation::Recompute | Computation::Backward(_) => CostSource::Block,
             Computation::Evaluate | Computation::Decode => unreachable!("a training step has no \"{op}\""),
         },
-        Op::Release { .. } | Op::Discard { .. } => Source::Unit,
+        Op::Release { .. } | Op::Discard { .. } => CostSource::Unit,
         Op::Start(transfer) | Op::Wait(transfer) => match transfer {
-            Transfer::Gather { .. } | Transfer::Reduce { .. } | Transfer::Refresh { .. } => Source::Unit,
-            Transfer::Norm { axis } if op == Op::Start(transfer) => Source::Sum(axis),
-            Transfer::Norm { .. } | Transfer::Send(_) | Transfer::Receive(_) => Source::Nothing,
+            Transfer::Gather { .. } | Transfer::Reduce { .. } | Transfer::Refresh { .. } => CostSource::Unit,
+            Transfer::Norm { axis } if op == Op::Start(transfer) => CostSource::Sum(axis),
+            Transfer::Norm { .. } | Transfer::Send(_) | Transfer::Receive(_) => CostSource::Nothing,
             Transfer::Share => unreachable!("a training step has no \"{op}\""),
         },
         Op::Feed { .. } | Op::Choose { .. } => unreachable!("a training step has no \"{op}\""),
@@ -89,11 +89,11 @@ impl Costs {
             *costs.get(&op.kind()).unwrap_or_else(|| panic!("no trace has \"{op}\""))
         };
         match source(op) {
-            Source::Block => known(&self.blocks.ops),
-            Source::Unit => known(&self.units.ops),
-            Source::Step(op) => self.units.step_ops[stage][op as usize],
-            Source::Sum(axis) => OpCost { started: Some(self.sum(axis)), ..OpCost::default() },
-            Source::Nothing => OpCost::default(),
+            CostSource::Block => known(&self.blocks.ops),
+            CostSource::Unit => known(&self.units.ops),
+            CostSource::Step(op) => self.units.step_ops[stage][op as usize],
+            CostSource::Sum(axis) => OpCost { started: Some(self.sum(axis)), ..OpCost::default() },
+            CostSource::Nothing => OpCost::default(),
         }
     }
 
@@ -149,9 +149,9 @@ impl Costs {
         for op in (0..plan.mesh.pp()).flat_map(|stage| plan.program(stage).ops) {
             let cost = OpCost { compute: compute(op), links: 0, started: None };
             match source(op) {
-                Source::Block => _ = blocks.insert(op.kind(), cost),
-                Source::Unit => _ = units.insert(op.kind(), cost),
-                Source::Step(_) | Source::Sum(_) | Source::Nothing => {}
+                CostSource::Block => _ = blocks.insert(op.kind(), cost),
+                CostSource::Unit => _ = units.insert(op.kind(), cost),
+                CostSource::Step(_) | CostSource::Sum(_) | CostSource::Nothing => {}
             }
         }
         let at_once = TransferCost::new(Level::Package, 0);
@@ -231,10 +231,10 @@ impl Costs {
             tied: tied.and_then(|cost| cost.started).unwrap_or(TransferCost::new(Level::Node, 0)),
             interference: (plan.framework.interference * 1024.0) as u64,
             fixed: picoseconds(plan.framework.step),
-            ops: part(Source::Unit).collect(),
+            ops: part(CostSource::Unit).collect(),
         };
         Costs {
-            blocks: Arc::new(BlockCosts { ops: part(Source::Block).collect(), orders }),
+            blocks: Arc::new(BlockCosts { ops: part(CostSource::Block).collect(), orders }),
             units: Arc::new(units),
             messages: Arc::new(pricing.messages(message_bytes(&traces[0]))),
         }

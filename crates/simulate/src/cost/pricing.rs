@@ -8,7 +8,7 @@ use kintsugi_plan::{BackwardPart, Block, Computation, Group, Op, OpKind, Plan, T
 use kintsugi_spec::{FrameworkSpec, Level};
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
-use super::costs::{Messages, Source, source};
+use super::costs::{CostSource, Messages, source};
 use super::device::DeviceModel;
 use super::links::Links;
 use super::op_cost::{OpCost, OpOrder, Segment, Time, TransferCost, picoseconds};
@@ -33,7 +33,7 @@ impl Pricing<'_> {
     /// The order of the ops on blocks that have transfers inside.
     pub(super) fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (OpKind, OpOrder)> + 'a {
         let inside = |(kind, traced): &(&OpKind, &OpTrace)| {
-            source(kind.op()) == Source::Block && !traced.transfers.is_empty()
+            source(kind.op()) == CostSource::Block && !traced.transfers.is_empty()
         };
         trace.iter().filter(inside).map(|(&kind, traced)| (kind, self.order(traced)))
     }
@@ -70,10 +70,12 @@ impl Pricing<'_> {
                 started[event.transfer] = done;
                 let entry = transfers[event.transfer];
                 let at_once = TransferCost::new(Level::Package, 0);
-                let transfer = collective(entry, self.links, Purpose::Other).unwrap_or(at_once);
+                let transfer = collective(entry, self.links, TransferPurpose::Other).unwrap_or(at_once);
                 // A rank that shares its core copies the data itself.
-                let copying =
-                    self.sharing.and_then(|_| copying(entry, self.links, Purpose::Other)).unwrap_or(0.0);
+                let copying = self
+                    .sharing
+                    .and_then(|_| copying(entry, self.links, TransferPurpose::Other))
+                    .unwrap_or(0.0);
                 let copy = (copying > 0.0).then(|| Segment::Run(picoseconds(copying * slowdown)));
                 order.segments.extend(copy);
                 order.segments.push(Segment::Start(transfer.without(picoseconds(copying))));
@@ -89,7 +91,7 @@ impl Pricing<'_> {
 
     fn op(&self, op: Op, traced: &OpTrace) -> OpCost {
         let OpTrace { kernels, transfers, .. } = traced;
-        if source(op) == Source::Block {
+        if source(op) == CostSource::Block {
             let order = self.order(traced);
             if order.overlaps {
                 return order.cost();
@@ -97,7 +99,7 @@ impl Pricing<'_> {
         }
         let seconds: f64 = kernels.iter().map(|kernel| self.seconds(kernel)).sum();
         let host = self.host(traced);
-        let purpose = Purpose::of(op);
+        let purpose = TransferPurpose::of(op);
         let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
         let mut transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, purpose));
         let cost = if starts_a_collective(op) {
@@ -174,45 +176,45 @@ fn starts_a_collective(op: Op) -> bool {
 
 /// What a transfer is for. Frameworks divide sums of gradients into buckets, and gathers of weights into pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum TransferPurpose {
     Gradients,
     Weights,
     Other,
 }
 
-impl Purpose {
+impl TransferPurpose {
     fn of(op: Op) -> Self {
         match op {
-            Op::Start(Transfer::Reduce { .. }) => Purpose::Gradients,
-            Op::Start(Transfer::Gather { unit: Unit::Layer(_), .. }) => Purpose::Weights,
-            _ => Purpose::Other,
+            Op::Start(Transfer::Reduce { .. }) => TransferPurpose::Gradients,
+            Op::Start(Transfer::Gather { unit: Unit::Layer(_), .. }) => TransferPurpose::Weights,
+            _ => TransferPurpose::Other,
         }
     }
 }
 
 /// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
-fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<TransferCost> {
+fn collective(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<TransferCost> {
     let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     let (level, seconds) = match purpose {
-        Purpose::Gradients => links.reduction(entry.group, collective, bytes),
-        Purpose::Weights => links.gather(entry.group, collective, bytes),
-        Purpose::Other => links.collective(entry.group, collective, bytes),
+        TransferPurpose::Gradients => links.reduction(entry.group, collective, bytes),
+        TransferPurpose::Weights => links.gather(entry.group, collective, bytes),
+        TransferPurpose::Other => links.collective(entry.group, collective, bytes),
     };
     let latency = links.emulated_latency(entry.group, collective, bytes).min(seconds);
     Some(TransferCost { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) })
 }
 
 /// Seconds of a collective without emulated links.
-fn copying(entry: Entry, links: &Links, purpose: Purpose) -> Option<f64> {
+fn copying(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<f64> {
     let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     Some(links.copying(entry.group, collective, bytes).1)
 }
 
-fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Collective, f64)> {
+fn collective_bytes(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<(Collective, f64)> {
     let PaperTransfer::Collective(collective) = entry.transfer else { return None };
-    let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
+    let whole = purpose == TransferPurpose::Gradients && collective.sums() && links.whole_sums();
     let collective = if whole { Collective::AllReduce } else { collective };
-    let wide = purpose == Purpose::Gradients && links.fp32_sums();
+    let wide = purpose == TransferPurpose::Gradients && links.fp32_sums();
     let width = if wide { entry.dtype.bytes().max(4) } else { entry.dtype.bytes() };
     Some((collective, (entry.len * width) as f64))
 }

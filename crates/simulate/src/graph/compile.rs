@@ -30,7 +30,7 @@ pub(crate) enum Rows {
 
 /// The nodes of every stage.
 #[derive(Debug)]
-pub(super) struct Compiled {
+pub(super) struct GraphNodes {
     pub stages: Vec<StageNodes>,
     /// The ops with a cost, one of each kind. Nodes refer to them by number.
     pub kinds: Vec<OpKind>,
@@ -54,7 +54,7 @@ pub(super) struct StageNodes {
 }
 
 /// Compiles the programs of all stages.
-pub(super) fn compile(plan: &Plan, extent: Extent, rows: Rows) -> Compiled {
+pub(super) fn compile(plan: &Plan, extent: Extent, rows: Rows) -> GraphNodes {
     let layers = plan.pipeline.layers.iter().enumerate();
     let mut compiler = Compiler {
         chunks: plan.chunks(),
@@ -70,7 +70,7 @@ pub(super) fn compile(plan: &Plan, extent: Extent, rows: Rows) -> Compiled {
     let stages = (0..plan.mesh.pp()).map(|stage| compiler.stage(plan, stage, extent)).collect();
     let mut sides = vec![2; compiler.chunks * 2 + 2];
     sides[compiler.chunks * 2 + SUM] = plan.mesh.pp();
-    Compiled {
+    GraphNodes {
         stages,
         kinds: compiler.kinds.all,
         rows: compiler.rows.all,

@@ -45,7 +45,7 @@ impl Account {
 
 /// When a transfer ran, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TransferSpan {
+pub(crate) struct NodeTransfer {
     pub stage: usize,
     /// Number of the op in the stage's program that starts the transfer. For messages and joint operations of several
     /// stages, the op that waits for it.
@@ -63,7 +63,7 @@ trait Recorder {
     /// A node ran.
     fn node(&mut self, span: NodeSpan);
     /// A transfer ran.
-    fn transfer(&mut self, span: TransferSpan);
+    fn transfer(&mut self, span: NodeTransfer);
 }
 
 /// Records nothing.
@@ -74,14 +74,14 @@ impl Recorder for NoRecord {
 
     fn node(&mut self, _: NodeSpan) {}
 
-    fn transfer(&mut self, _: TransferSpan) {}
+    fn transfer(&mut self, _: NodeTransfer) {}
 }
 
 /// The spans of an evaluation.
 #[derive(Default)]
 pub(crate) struct Spans {
     pub nodes: Vec<NodeSpan>,
-    pub transfers: Vec<TransferSpan>,
+    pub transfers: Vec<NodeTransfer>,
 }
 
 impl Recorder for &mut Spans {
@@ -91,7 +91,7 @@ impl Recorder for &mut Spans {
         self.nodes.push(span);
     }
 
-    fn transfer(&mut self, span: TransferSpan) {
+    fn transfer(&mut self, span: NodeTransfer) {
         self.transfers.push(span);
     }
 }
@@ -279,7 +279,7 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
         let Evaluation { graph, prices, state, shift, record, .. } = self;
         let mut transfer = |transfer: usize, start: Moment, end: Moment| {
             let [start, end] = [start, end].map(|moment| u128::from(moment) << prices.unit);
-            record.transfer(TransferSpan { stage, op, transfer, start, end });
+            record.transfer(NodeTransfer { stage, op, transfer, start, end });
         };
         let slot = |Rendezvous { channel, micro }: Rendezvous| {
             let in_window = micro.wrapping_add(*shift) & (graph.window - 1);

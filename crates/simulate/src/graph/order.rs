@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use kintsugi_plan::{OpKind, Plan};
 
-use super::compile::{Compiled, Extent, Rows, compile};
+use super::compile::{Extent, GraphNodes, Rows, compile};
 use super::period::repeated;
 use super::{Node, Rendezvous, Step};
 
@@ -60,7 +60,7 @@ impl Graph {
         self.sections.iter().any(|section| section.repeats)
     }
 
-    fn new(plan: &Plan, compiled: Compiled, ranges: &[Vec<Range<usize>>]) -> Result<Graph, Unordered> {
+    fn new(plan: &Plan, compiled: GraphNodes, ranges: &[Vec<Range<usize>>]) -> Result<Graph, OrderError> {
         let mut order = Order::new(plan, &compiled);
         let mut sections = Vec::new();
         for range in ranges {
@@ -68,7 +68,7 @@ impl Graph {
             let before = order.open(plan.period() as u32);
             sections.push(order.section(|stage| range[stage].end, true)?);
             if order.open(0) != before {
-                return Err(Unordered::GrowsWithPeriods);
+                return Err(OrderError::GrowsWithPeriods);
             }
         }
         sections.push(order.section(|stage| compiled.stages[stage].steps.len(), false)?);
@@ -91,7 +91,7 @@ impl Graph {
 /// Why nodes have no order, or no repeating section.
 #[derive(Debug)]
 #[expect(dead_code, reason = "shown by its Debug in a panic")]
-enum Unordered {
+enum OrderError {
     /// These stages wait for each other.
     Deadlock(Vec<usize>),
     /// Each period ends with more unfinished messages than the previous one.
@@ -99,7 +99,7 @@ enum Unordered {
 }
 
 struct Order<'a> {
-    compiled: &'a Compiled,
+    compiled: &'a GraphNodes,
     /// The next step of each stage.
     next: Vec<usize>,
     /// Stages that may be able to advance.
@@ -128,7 +128,7 @@ struct Progress {
 }
 
 impl<'a> Order<'a> {
-    fn new(plan: &Plan, compiled: &'a Compiled) -> Self {
+    fn new(plan: &Plan, compiled: &'a GraphNodes) -> Self {
         let channel = Channel { open: vec![Progress::default(); plan.micro_batches()], first: 0, widest: 1 };
         Order {
             compiled,
@@ -141,7 +141,7 @@ impl<'a> Order<'a> {
     }
 
     /// Advances every stage to its limit. Fails if stages wait for nodes beyond it.
-    fn section(&mut self, limit: impl Fn(usize) -> usize, repeats: bool) -> Result<Section, Unordered> {
+    fn section(&mut self, limit: impl Fn(usize) -> usize, repeats: bool) -> Result<Section, OrderError> {
         let stages = self.compiled.stages.len();
         self.ready.extend((0..stages).rev());
         while let Some(stage) = self.ready.pop() {
@@ -149,7 +149,7 @@ impl<'a> Order<'a> {
         }
         let stuck: Vec<usize> = (0..stages).filter(|&stage| self.next[stage] < limit(stage)).collect();
         if !stuck.is_empty() {
-            return Err(Unordered::Deadlock(stuck));
+            return Err(OrderError::Deadlock(stuck));
         }
         Ok(Section {
             steps: std::mem::take(&mut self.steps),

@@ -7,12 +7,12 @@ use std::ops::Range;
 
 use kintsugi_plan::{Plan, ScheduleKind};
 
-use super::compile::{Compiled, StageNodes};
+use super::compile::{GraphNodes, StageNodes};
 use super::{Node, Step};
 use crate::structure::filling;
 
 /// The steps that repeat, in order: one range for each stage. Empty if nothing repeats.
-pub(super) fn repeated(plan: &Plan, compiled: &Compiled) -> Vec<Vec<Range<usize>>> {
+pub(super) fn repeated(plan: &Plan, compiled: &GraphNodes) -> Vec<Vec<Range<usize>>> {
     let forwards = || last_period(plan, &compiled.stages, |stage| &stage.forwards);
     let backwards = || last_period(plan, &compiled.stages, |stage| &stage.backwards);
     let all = match plan.pipeline.schedule {

@@ -132,7 +132,7 @@ pub(super) fn resident(plan: &Plan, stage: usize, device: Device) -> u64 {
 /// The memory of ops on blocks and of messages.
 pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
     // Gradients that are not sharded are resident, so no backward allocates one.
-    let plan = small(plan, plan.sharding.of_nothing());
+    let plan = small(plan, plan.sharding.unsharded());
     let mut ops = FxHashMap::default();
     for stage in 0..plan.mesh.pp() {
         let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
@@ -227,8 +227,8 @@ impl Probe {
         self.gauge.highest.set(before);
         self.rank.execute(&op, &mut NoTokens).expect("paper moves nothing that could fail");
         let (highest, after) = (self.gauge.highest.get(), self.gauge.live.get());
-        let bytes = |now: Level| now.bytes as i64 - before.bytes as i64;
-        let activations = |now: Level| now.activations as i64 - before.activations as i64;
+        let bytes = |now: LiveBytes| now.bytes as i64 - before.bytes as i64;
+        let activations = |now: LiveBytes| now.activations as i64 - before.activations as i64;
         OpMemory {
             rise: bytes(highest),
             change: bytes(after),
@@ -240,26 +240,26 @@ impl Probe {
 /// A memory that only counts.
 #[derive(Debug, Default)]
 struct Gauge {
-    live: Cell<Level>,
-    highest: Cell<Level>,
+    live: Cell<LiveBytes>,
+    highest: Cell<LiveBytes>,
 }
 
 /// Bytes at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-struct Level {
+struct LiveBytes {
     bytes: u64,
     activations: u64,
 }
 
-impl Level {
+impl LiveBytes {
     fn with(self, bytes: u64, category: Category) -> Self {
         let activations = if category == Category::Activations { bytes } else { 0 };
-        Level { bytes: self.bytes + bytes, activations: self.activations + activations }
+        LiveBytes { bytes: self.bytes + bytes, activations: self.activations + activations }
     }
 
     fn without(self, block: MemoryBlock) -> Self {
         let activations = if block.category == Category::Activations { block.bytes } else { 0 };
-        Level { bytes: self.bytes - block.bytes, activations: self.activations - activations }
+        LiveBytes { bytes: self.bytes - block.bytes, activations: self.activations - activations }
     }
 }
 
