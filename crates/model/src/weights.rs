@@ -109,3 +109,23 @@ impl<'a> Gradients<'a> {
         self.layout.find(first).map(|_| self.span(first, last))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::Unit;
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+
+    #[test]
+    fn a_unit_may_have_any_number_of_parameters() {
+        let mut layout = ConfigSource::demo().plan().expect("the demo").layout(Unit::Head);
+        layout.placed = vec![layout.placed[0].clone(); 40];
+        let written = WrittenParameters::new(&layout);
+        assert!(written.missing().eq(0..40));
+        written.set_all();
+        assert_eq!(written.missing().count(), 0);
+        written.clear();
+        assert_eq!(written.missing().count(), 40);
+    }
+}

@@ -245,3 +245,52 @@ impl WeightCodes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use kintsugi_comm::Solo;
+    use kintsugi_tensor::DType;
+    use kintsugi_tensor::cpu::CpuBackend;
+    use kintsugi_tensor::cpu::memory::Heap;
+
+    use super::*;
+
+    fn gathering() -> WeightRange {
+        let buffer = CpuBackend::new(Rc::new(Heap::default()), 1).allocate(4, DType::F32, Category::Weights);
+        WeightRange::Gathering(Solo.start(Collective::AllGather, buffer, 0..4))
+    }
+
+    #[test]
+    fn weights_are_read_after_the_last_phase_of_their_gather() {
+        let mut weights = gathering();
+        weights.wait(&Solo, false);
+        let buffer = weights.take().expect("one phase has run");
+        weights = WeightRange::Gathering(Solo.start(Collective::AllGather, buffer, 0..4));
+        weights.wait(&Solo, true);
+        assert_eq!(weights.ready().len(), 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "weights are read that are Gathering")]
+    fn weights_are_not_read_while_they_are_gathered() {
+        gathering().ready();
+    }
+
+    #[test]
+    #[should_panic(expected = "weights are read that are PartlyGathered")]
+    fn weights_are_not_read_between_two_phases() {
+        let mut weights = gathering();
+        weights.wait(&Solo, false);
+        weights.ready();
+    }
+
+    #[test]
+    #[should_panic(expected = "weights are gathered that are Ready")]
+    fn weights_are_released_before_they_are_gathered_again() {
+        let mut weights = gathering();
+        weights.wait(&Solo, true);
+        weights.take();
+    }
+}
