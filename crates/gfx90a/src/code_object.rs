@@ -24,6 +24,9 @@ const METADATA: u32 = 32;
 /// Bytes of a kernel descriptor.
 const DESCRIPTOR: usize = 64;
 
+/// Rounding to the nearest, and subnormal numbers kept, in every format (`FLOAT_MODE` of `compute_pgm_rsrc1`).
+const FLOAT_MODE: u32 = 0xf0;
+
 /// A loaded code object.
 #[derive(Debug)]
 pub struct CodeObject {
@@ -61,13 +64,14 @@ pub(crate) struct Slot {
     pub(crate) kind: String,
 }
 
-/// Which registers a wave starts with.
+/// Which registers a wave starts with, and how it rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     /// Bits of `kernel_code_properties`: what the user registers hold, in this order.
     pub(crate) properties: u16,
     /// `compute_pgm_rsrc2`.
     pub(crate) system: u32,
+    float_mode: u32,
 }
 
 /// A kernel's instructions, ready to run.
@@ -166,6 +170,9 @@ fn load(bytes: &[u8]) -> Result<Loaded, String> {
         let symbol = text(entry, ".symbol").ok_or("a kernel without a symbol")?;
         let at = *symbols.get(symbol).ok_or_else(|| format!("no symbol {symbol}"))?;
         let kernel = kernel(entry, name, at, &image).ok_or_else(|| format!("the metadata of {name}"))?;
+        if kernel.setup.float_mode != FLOAT_MODE {
+            return Err(format!("{name} rounds in another way, or takes subnormal numbers for zero"));
+        }
         kernels.insert(name.to_owned(), Rc::new(kernel));
     }
     Ok((image, kernels))
@@ -217,6 +224,6 @@ fn kernel(metadata: &Value, name: &str, at: u64, image: &[u8]) -> Option<Kernel>
         max_threads: number(metadata, ".max_flat_workgroup_size")? as u32,
         arguments: slots.iter().map(slot).collect::<Option<_>>()?,
         argument_bytes: number(metadata, ".kernarg_segment_size")?,
-        setup: Setup { properties: word(56)? as u16, system: word(52)? },
+        setup: Setup { properties: word(56)? as u16, system: word(52)?, float_mode: word(48)? >> 12 & 0xff },
     })
 }

@@ -161,27 +161,29 @@ pub(crate) fn set_up(
     let user: [&[u32]; 7] =
         [&scratch, &dispatch, &[0, 0], &arguments, &[0, 0], &[0, 0], &[kernel.scratch as u32]];
     let mut next = 0;
-    let mut put = |values: &[u32]| {
-        wave.scalar[next..next + values.len()].copy_from_slice(values);
-        next += values.len();
+    let mut put = |values: &[u32], next: &mut usize| {
+        wave.scalar[*next..*next + values.len()].copy_from_slice(values);
+        *next += values.len();
     };
     for (bit, values) in user.iter().enumerate() {
         if properties >> bit & 1 == 1 {
-            put(values);
+            put(values, &mut next);
         }
     }
     let system = kernel.setup.system;
+    // Registers for arguments that new firmware loads beforehand. The kernel loads them itself if it starts at its entry.
+    next = next.max((system >> 1 & 31) as usize);
     for (axis, &place) in workgroup.iter().enumerate() {
         if system >> (7 + axis) & 1 == 1 {
-            put(&[place]);
+            put(&[place], &mut next);
         }
     }
     if system >> 10 & 1 == 1 {
-        put(&[0]);
+        put(&[0], &mut next);
     }
     // The offset of the wave's scratch memory: each wave has memory of its own.
     if system & 1 == 1 {
-        put(&[0]);
+        put(&[0], &mut next);
     }
     // The place in the workgroup, 10 bits for each axis.
     let [x, y, _] = grid.threads;

@@ -66,8 +66,10 @@ pub(crate) fn decode(line: &Line) -> Option<Ds> {
         (offset("offset0") * unit, Some(offset("offset1") * unit))
     };
     let with_stride = |rest: &str| -> Option<(Shape, Offsets)> {
-        let (kind, stride) =
-            rest.strip_prefix("st64_").map_or((rest.strip_prefix('_')?, 1), |kind| (kind, 64));
+        let (kind, stride) = match rest.strip_prefix("st64_") {
+            Some(kind) => (kind, 64),
+            None => (rest.strip_prefix('_')?, 1),
+        };
         let shape = shape(kind)?;
         Some((shape, pair(shape, stride)))
     };

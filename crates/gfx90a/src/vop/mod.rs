@@ -86,8 +86,8 @@ pub(crate) fn decode(line: &Line) -> Option<Vector> {
         return None;
     }
     let (dpp, sdwa, op_sel) = (dpp::decode(line), sdwa::decode(line), line.bits("op_sel").unwrap_or(0));
-    // Reading the lower half by mistake would go unnoticed.
-    if op_sel != 0 && operation.is_wide() {
+    // No instruction on 64 bits has these.
+    if (op_sel != 0 || dpp.is_some() || sdwa.is_some()) && operation.is_wide() {
         return None;
     }
     let signs = sources.iter().any(|source| source.negate || source.absolute || source.sign_extend);

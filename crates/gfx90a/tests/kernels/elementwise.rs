@@ -4,17 +4,20 @@ use kintsugi_gfx90a::Grid;
 use kintsugi_tensor::Backend;
 use kintsugi_tensor::ops::Residual;
 
-use crate::support::{COMPUTE, NULL, Pair, kernels, pointer, size, suffix};
+use crate::support::{COMPUTE, Draw, NULL, PACK, Pair, kernels, pointer, random_cases, size, suffix};
 
-/// Lengths within a wave, over several blocks, and with a rest.
-const LENGTHS: [usize; 3] = [7, 512, 5001];
+/// Lengths within a wave, over several blocks, and with a rest, and random ones.
+fn lengths(seed: u64) -> Vec<usize> {
+    let mut draw = Draw::new(seed);
+    [7, 5001].into_iter().chain((0..random_cases()).map(|_| draw.size(1..=3000))).collect()
+}
 
 #[test]
 fn fills() {
     let Some(code) = kernels("elementwise") else { return };
     let mut pair = Pair::new(code, 1);
     for dtype in COMPUTE {
-        for len in LENGTHS {
+        for len in lengths(3) {
             for wide in [false, true] {
                 let to = pair.blank("to", len, dtype);
                 pair.cpu.fill(1.7, to.cpu.view());
@@ -32,7 +35,7 @@ fn copies_and_additions_convert() {
     let mut pair = Pair::new(code, 2);
     for from in COMPUTE {
         for to in COMPUTE {
-            for len in LENGTHS {
+            for len in lengths(4) {
                 for wide in [false, true] {
                     let source = pair.random("from", len, from, 1);
                     let [copied, sum] = [2, 3].map(|seed| pair.random("to", len, to, seed));
@@ -54,9 +57,10 @@ fn copies_and_additions_convert() {
 fn residual_sums() {
     let Some(code) = kernels("elementwise") else { return };
     let mut pair = Pair::new(code, 3);
-    let (rows, width) = (9, 72);
+    let mut draw = Draw::new(5);
     for dtype in COMPUTE {
         for (addends, biases) in [(1, 0), (2, 2), (4, 1)] {
+            let (rows, width) = (draw.size(1..=40), PACK * draw.size(1..=40));
             for wide in [false, true] {
                 let x = pair.random("x", rows * width, dtype, 1);
                 let out = pair.blank("out", rows * width, dtype);

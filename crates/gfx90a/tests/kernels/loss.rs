@@ -4,7 +4,7 @@ use kintsugi_gfx90a::{Argument, Grid};
 use kintsugi_tensor::ops::CrossEntropy;
 use kintsugi_tensor::{Backend, DType};
 
-use crate::support::{COMPUTE, Pair, WAVE, kernels, pointer, random, size, suffix};
+use crate::support::{COMPUTE, Draw, PACK, Pair, WAVE, kernels, pointer, random, random_cases, size, suffix};
 
 const FACTOR: f64 = 0.25;
 
@@ -13,10 +13,15 @@ const FACTOR: f64 = 0.25;
 fn one_part() {
     let Some(code) = kernels("loss") else { return };
     let mut pair = Pair::new(code, 1);
+    let mut draw = Draw::new(8);
     for dtype in COMPUTE {
-        for (rows, valid, columns) in [(3, 50, 50), (5, 1003, 1008), (2, 2048, 2048)] {
+        let drawn = (0..random_cases()).map(|_| {
+            let (rows, columns) = draw.matrix(6, 3000);
+            (rows, columns - draw.size(0..=(columns - 1).min(7)), columns)
+        });
+        for (rows, valid, columns) in [(3, 50, 50), (5, 1003, 1008)].into_iter().chain(drawn) {
             for whole in [false, true] {
-                if whole && columns % 8 != 0 {
+                if whole && !columns.is_multiple_of(PACK) {
                     continue;
                 }
                 let what = format!("{rows} × {columns} in {dtype:?}, whole {whole}");
@@ -40,7 +45,7 @@ fn one_part() {
                     columns,
                 });
                 let grid = Grid::new(rows, 2 * WAVE);
-                let (name, wide) = (suffix(dtype), columns % 8 == 0);
+                let (name, wide) = (suffix(dtype), columns.is_multiple_of(PACK));
                 let row: [Argument; 3] = [size(0), size(valid), size(columns)];
                 let tensors = [pointer(&logits), pointer(&targets), pointer(&statistics)];
                 let factors = [pointer(&scale), (FACTOR as f32).into()];

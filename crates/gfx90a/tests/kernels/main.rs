@@ -2,7 +2,16 @@
 //!
 //! Without AMD's compiler the tests say so and pass.
 
+mod activation;
+mod attention;
+mod columns;
 mod elementwise;
+mod embedding;
+mod faults;
 mod loss;
+mod matrix;
 mod norm;
+mod optimizer;
+mod quantize;
+mod rotary;
 mod support;

@@ -6,13 +6,13 @@ use kintsugi_gfx90a::Grid;
 use kintsugi_tensor::ops::{Gradient, Norm, NormBackward};
 use kintsugi_tensor::{Backend, DType};
 
-use crate::support::{Both, COMPUTE, GROUPS, LANES, NULL, PACK, Pair, WAVE, kernels, pointer, size, suffix};
+use crate::support::{
+    Both, COMPUTE, Draw, GROUPS, LANES, NULL, PACK, PART_GROUPS, Pair, WAVE, kernels, pointer, random_cases,
+    size, suffix,
+};
 
 /// Packs of a row that a thread holds in the forward.
 const HELD: usize = 2;
-
-/// Threads that share the parts of a column in `sum_partials`.
-const PART_GROUPS: usize = 32;
 
 const EPSILON: f64 = 1e-5;
 
@@ -71,7 +71,7 @@ fn forward(pair: &mut Pair, case: Case) -> Tensors {
         size(width),
         (EPSILON as f32).into(),
     ];
-    pair.launch(&format!("norm_{way}_{}", suffix(dtype)), Grid::new(2, threads), &arguments);
+    pair.launch(&format!("norm_{way}_{}", suffix(dtype)), Grid::new(rows.min(2), threads), &arguments);
     pair.agree(&out, &format!("forward, {case:?}"));
     pair.agree(&tensors.statistics, &format!("statistics, {case:?}"));
     tensors
@@ -100,7 +100,8 @@ fn backward(pair: &mut Pair, sums: &mut Pair, case: Case) {
         rows,
         width,
     });
-    let parts = 2;
+    // A block has at least one row.
+    let parts = rows.min(2);
     let partial = pair.scratch(3 * parts * width * 4);
     let arguments = [
         pointer(&dy),
@@ -151,8 +152,10 @@ fn backward(pair: &mut Pair, sums: &mut Pair, case: Case) {
 fn norms_and_their_backward() {
     let (Some(norm), Some(column_sum)) = (kernels("norm"), kernels("column_sum")) else { return };
     let (mut pair, mut sums) = (Pair::new(norm, 1), Pair::new(column_sum, 2));
+    let mut draw = Draw::new(1);
     for dtype in COMPUTE {
-        for (rows, width) in [(3, 50), (5, 64), (4, 768), (3, 1600)] {
+        let named = [(3, 50), (4, 768)].into_iter();
+        for (rows, width) in named.chain((0..random_cases()).map(|_| draw.matrix(9, 2000))) {
             for (centred, residual) in [(false, false), (true, true)] {
                 backward(&mut pair, &mut sums, Case { rows, width, centred, residual, dtype });
             }

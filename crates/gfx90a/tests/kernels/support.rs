@@ -1,5 +1,6 @@
 //! Runs the same numbers through a kernel and through the CPU backend.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -7,7 +8,7 @@ use kintsugi_gfx90a::{Argument, CodeObject, Compiler, Grid, Machine};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
-use kintsugi_testing::{Need, skip};
+use kintsugi_testing::{Need, cases, skip};
 
 /// Number formats of training.
 pub const COMPUTE: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -21,6 +22,14 @@ pub const WAVE: usize = 64;
 /// Columns and groups of rows of a block that sums columns (`LANES` and `GROUPS` of `common.cuh`).
 pub const LANES: usize = 32;
 pub const GROUPS: usize = 8;
+
+/// Threads that share the parts of a column in `sum_partials`.
+pub const PART_GROUPS: usize = 32;
+
+/// Random cases beside those that a test names.
+pub fn random_cases() -> usize {
+    cases(4, 40)
+}
 
 /// A code object of a kernel file. `None` if it cannot be compiled here, with a note.
 pub fn kernels(file: &str) -> Option<CodeObject> {
@@ -79,7 +88,8 @@ impl Pair {
         self.same(name, buffer)
     }
 
-    fn same(&mut self, name: &str, buffer: Buffer) -> Both {
+    /// A copy of a buffer of the CPU backend.
+    pub fn same(&mut self, name: &str, buffer: Buffer) -> Both {
         let mut bytes = vec![0; buffer.len() * buffer.dtype().bytes()];
         self.cpu.download(buffer.view(), &mut bytes);
         let address = self.machine.buffer(name, bytes);
@@ -160,6 +170,27 @@ pub fn distance(a: &[f32], b: &[f32]) -> f64 {
         norm += f64::from(b).powi(2);
     }
     if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
+}
+
+/// Random sizes.
+pub struct Draw(u64);
+
+impl Draw {
+    pub fn new(seed: u64) -> Self {
+        Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491)
+    }
+
+    /// A number in a range.
+    pub fn size(&mut self, range: RangeInclusive<usize>) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        range.start() + (self.0 >> 33) as usize % (range.end() - range.start() + 1)
+    }
+
+    /// Rows and a width. Every second width is a multiple of [`PACK`].
+    pub fn matrix(&mut self, rows: usize, width: usize) -> (usize, usize) {
+        let (rows, width) = (self.size(1..=rows), self.size(1..=width));
+        (rows, if self.size(0..=1) == 0 { width } else { width.next_multiple_of(PACK) })
+    }
 }
 
 /// Random numbers around zero, below two in magnitude.

@@ -1,0 +1,208 @@
+//! The end of a step: sums of squares, the step's control values, and `AdamW`.
+
+use kintsugi_gfx90a::{Argument, Grid};
+use kintsugi_tensor::ops::{
+    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, UpdateControl,
+    control,
+};
+use kintsugi_tensor::{Backend, DType};
+
+use crate::support::{Both, COMPUTE, NULL, Pair, kernels, pointer, random, suffix};
+
+/// As in `optimizer.cu`: elements of a chunk, and entries of a table with their words.
+const SQUARES_CHUNK: usize = 16384;
+const SQUARES_TABLE: usize = 96 * 4;
+const UPDATE_CHUNK: usize = 4096;
+const UPDATE_TABLE: usize = 56 * 8;
+
+/// Threads of a block. The block that ends a sum has more.
+const THREADS: usize = 256;
+const END_THREADS: usize = 1024;
+
+/// A table by value, filled up with zeros.
+fn table(words: &[u64], len: usize) -> Argument {
+    let words = words.iter().chain(std::iter::repeat(&0)).take(len);
+    words.flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>().into()
+}
+
+fn block_and_flag(block: usize, flag: bool) -> u64 {
+    block as u64 | u64::from(flag) << 32
+}
+
+#[test]
+fn squares_of_many_gradients() {
+    let Some(code) = kernels("optimizer") else { return };
+    let mut pair = Pair::new(code, 1);
+    for dtype in COMPUTE {
+        let many = pair.random("gradients", 30_000, dtype, 1);
+        let own = pair.numbers("own", &[0.25; 3], DType::F32);
+        let total = pair.numbers("total", &[0.5], DType::F32);
+        // Start, length, own sum, whether it counts. The second and third share a sum.
+        let parts = [
+            (0, 20_000, None, true),
+            (20_000, 777, Some(1), true),
+            (20_777, 5, Some(1), false),
+            (21_000, 900, Some(2), true),
+        ];
+        let squares: Vec<Squares> = parts
+            .iter()
+            .map(|&(start, len, sum, counts)| Squares {
+                from: many.cpu.slice(start..start + len),
+                own: sum.map(|sum| own.cpu.slice(sum..sum + 1)),
+                counts,
+            })
+            .collect();
+        pair.cpu.sums_of_squares(SumsOfSquares { parts: &squares, total: Some(total.cpu.view()) });
+        let (mut words, mut blocks) = (Vec::new(), 0);
+        for &(start, len, sum, counts) in &parts {
+            let from = many.address + (start * dtype.bytes()) as u64;
+            let sum = sum.map_or(NULL, |sum| own.address + 4 * sum as u64);
+            words.extend([from, sum, len as u64, block_and_flag(blocks, counts)]);
+            blocks += len.div_ceil(SQUARES_CHUNK);
+        }
+        let (count, table) = (Argument::from(parts.len() as u32), table(&words, SQUARES_TABLE));
+        let partial = pair.scratch(8 * blocks);
+        let arguments = [table.clone(), count.clone(), partial.into()];
+        pair.launch(&format!("squares_{}", suffix(dtype)), Grid::new(blocks, THREADS), &arguments);
+        let arguments = [table, count, (blocks as u32).into(), partial.into(), pointer(&total)];
+        pair.launch("squares_end", Grid::new(1, END_THREADS), &arguments);
+        pair.agree(&own, &format!("own sums in {dtype:?}"));
+        pair.agree(&total, &format!("total in {dtype:?}"));
+    }
+}
+
+#[test]
+fn control_goes_through_good_and_bad_steps() {
+    let Some(code) = kernels("optimizer") else { return };
+    let mut pair = Pair::new(code, 2);
+    let constant = LearningRate {
+        peak: 0.1,
+        floor: 0.01,
+        warmup: 2,
+        curve: RateCurve::Constant,
+        decay_start: 1,
+        decay_steps: 3,
+    };
+    let dynamic = Some(LossScaler { window: 2, largest: 16.0 });
+    let cases = [
+        (RateCurve::Constant, dynamic, 1.0),
+        (RateCurve::Cosine, None, 0.0),
+        (RateCurve::InverseSqrt, None, 0.0),
+    ];
+    let steps = [(1024.0, 6.0), (16.0, 5.0), (f32::INFINITY, 5.0), (1.0, f32::NAN), (0.0, 4.0), (9.0, 3.0)];
+    for (curve, scaler, clip) in cases {
+        let rate = LearningRate { curve, ..constant };
+        let mut slots = [0.0; control::LEN];
+        slots[control::LOSS_SCALE] = 8.0;
+        let slots = pair.numbers("slots", &slots, DType::F32);
+        for (squares, losses) in steps {
+            let [squares, losses] = [squares, losses].map(|x| pair.numbers("a sum", &[x], DType::F32));
+            pair.cpu.update_control(UpdateControl {
+                control: slots.cpu.view(),
+                sum_of_squares: squares.cpu.view(),
+                loss_sum: losses.cpu.view(),
+                tokens: 2.0,
+                clip,
+                rate,
+                betas: (0.9, 0.95),
+                scaler,
+            });
+            let LossScaler { window, largest } = scaler.unwrap_or(LossScaler { window: 0, largest: 0.0 });
+            let doubles =
+                |values: &[f64]| values.iter().map(|&value| value.into()).collect::<Vec<Argument>>();
+            let arguments = [
+                vec![pointer(&slots), pointer(&squares), pointer(&losses)],
+                doubles(&[2.0, clip, rate.peak, rate.floor]),
+                doubles(&[rate.warmup as f64, rate.decay_start as f64, rate.decay_steps as f64]),
+                vec![(rate.curve as u32).into()],
+                doubles(&[0.9, 0.95, window as f64, largest]),
+            ];
+            pair.launch("update_control", Grid::new(1, 1), &arguments.concat());
+            pair.agree(&slots, &format!("control with {curve:?} and {scaler:?}"));
+        }
+    }
+}
+
+/// Tensors of one parameter.
+struct Tensors {
+    gradient: Both,
+    master: Both,
+    moments: [Both; 2],
+    weights: Option<Both>,
+}
+
+#[test]
+fn adamw_updates_or_skips() {
+    const LEN: usize = 5003;
+    let Some(code) = kernels("optimizer") else { return };
+    let mut pair = Pair::new(code, 3);
+    let segments =
+        [Segment { start: 0, len: 1000, decay: true }, Segment { start: 1003, len: 4000, decay: false }];
+    for gradients in COMPUTE {
+        for (moments, weights, skip) in [
+            (DType::F32, None, 0.0),
+            (DType::F32, Some(DType::BF16), 0.0),
+            (DType::BF16, Some(DType::F16), 0.0),
+            (DType::F32, Some(DType::F16), 1.0),
+        ] {
+            let what = format!("AdamW, {gradients:?}, moments {moments:?}, weights {weights:?}, skip {skip}");
+            let mut slots = [0.5; control::LEN];
+            slots[control::SKIP] = skip;
+            slots[control::RATE] = 0.01;
+            let slots = pair.numbers("slots", &slots, DType::F32);
+            let squares: Vec<f32> = random(LEN, 4).iter().map(|x| x * x).collect();
+            let tensors = Tensors {
+                gradient: pair.random("gradient", LEN, gradients, 1),
+                master: pair.random("master", LEN, DType::F32, 2),
+                moments: [
+                    pair.random("moments", LEN, moments, 3),
+                    pair.numbers("moments", &squares, moments),
+                ],
+                weights: weights.map(|dtype| pair.blank("weights", LEN, dtype)),
+            };
+            pair.cpu.adamw(AdamW {
+                parameters: &[Parameters {
+                    gradient: tensors.gradient.cpu.view(),
+                    master: tensors.master.cpu.view(),
+                    first_moment: tensors.moments[0].cpu.view(),
+                    second_moment: tensors.moments[1].cpu.view(),
+                    weights: tensors.weights.as_ref().map(|weights| weights.cpu.view()),
+                    segments: &segments,
+                }],
+                control: slots.cpu.view(),
+                betas: (0.9, 0.95),
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+            });
+            launch(&mut pair, &tensors, &segments, &slots);
+            let [first, second] = &tensors.moments;
+            for result in [&tensors.master, first, second].into_iter().chain(&tensors.weights) {
+                pair.agree_within(result, &what, if result.cpu.dtype() == DType::F32 { 1e-6 } else { 1e-3 });
+            }
+        }
+    }
+}
+
+fn launch(pair: &mut Pair, tensors: &Tensors, segments: &[Segment], slots: &Both) {
+    let (mut words, mut blocks) = (Vec::new(), 0);
+    for segment in segments {
+        let at = |both: &Both| both.address + (segment.start * both.cpu.dtype().bytes()) as u64;
+        let [first, second] = &tensors.moments;
+        words.extend([&tensors.gradient, &tensors.master, first, second].map(at));
+        words.push(tensors.weights.as_ref().map_or(NULL, at));
+        words.extend([segment.len as u64, block_and_flag(blocks, segment.decay), 0]);
+        blocks += segment.len.div_ceil(UPDATE_CHUNK);
+    }
+    let weights = tensors.weights.as_ref().map_or(DType::BF16, |weights| weights.cpu.dtype());
+    let types = [tensors.gradient.cpu.dtype(), tensors.moments[0].cpu.dtype(), weights].map(suffix);
+    let arguments = [
+        table(&words, UPDATE_TABLE),
+        (segments.len() as u32).into(),
+        pointer(slots),
+        0.9_f32.into(),
+        0.95_f32.into(),
+        1e-8_f32.into(),
+        0.1_f32.into(),
+    ];
+    pair.launch(&format!("adamw_{}", types.join("_")), Grid::new(blocks, THREADS), &arguments);
+}

@@ -1,0 +1,62 @@
+//! Rotary positions, there and back.
+
+use kintsugi_gfx90a::Grid;
+use kintsugi_spec::RotaryScaling;
+use kintsugi_tensor::Backend;
+use kintsugi_tensor::ops::{AttentionShape, Rotary};
+
+use crate::support::{COMPUTE, NULL, PACK, Pair, kernels, pointer, size, suffix};
+
+const THREADS: usize = 128;
+
+#[test]
+fn queries_and_keys_are_rotated() {
+    let Some(code) = kernels("rotary") else { return };
+    let mut pair = Pair::new(code, 1);
+    let shape = AttentionShape { batch: 1, sequence: 9, heads: 2, kv_heads: 1, head_dim: 64 };
+    let rows = shape.batch * shape.sequence;
+    let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+    let scaled = RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 };
+    for dtype in COMPUTE {
+        for (dims, scaling, inverse, moved) in
+            [(64, None, false, false), (16, Some(scaled), true, true), (6, None, false, true)]
+        {
+            let qkv = pair.random("qkv", rows * width, dtype, 1);
+            let at: Vec<u32> = (0..rows as u32).map(|row| 999 * row + 1).collect();
+            let at = pair.tokens("positions", &at);
+            pair.cpu.rotary(Rotary {
+                qkv: qkv.cpu.view(),
+                shape,
+                dims,
+                base: 1e4,
+                scaling,
+                inverse,
+                positions: moved.then_some(at.cpu.view()),
+            });
+            let pairs = dims / 2;
+            let wide = pairs.is_multiple_of(PACK);
+            let RotaryScaling { factor, low, high, positions } =
+                scaling.unwrap_or(RotaryScaling { factor: 1.0, low: 0.0, high: 1.0, positions: 1 });
+            let arguments = [
+                pointer(&qkv),
+                if moved { pointer(&at) } else { NULL.into() },
+                size(rows),
+                size(shape.sequence),
+                size(width),
+                (shape.heads as u32 + shape.kv_heads as u32).into(),
+                (shape.head_dim as u32).into(),
+                (pairs as u32).into(),
+                1e4_f64.into(),
+                factor.into(),
+                low.into(),
+                high.into(),
+                (positions as f64).into(),
+                inverse.into(),
+            ];
+            let threads = rows * if wide { pairs / PACK } else { pairs };
+            let name = format!("rotary_{}{}", if wide { "wide_" } else { "" }, suffix(dtype));
+            pair.launch(&name, Grid::new(threads.div_ceil(THREADS), THREADS), &arguments);
+            pair.agree(&qkv, &format!("{name} of {dims}"));
+        }
+    }
+}
