@@ -32,6 +32,7 @@ mod shell;
 mod signals;
 mod table;
 mod train;
+mod tune;
 mod verify;
 mod watch;
 
@@ -64,6 +65,7 @@ struct Cli {
 enum Command {
     Train(train::Arguments),
     Plan(plan::Arguments),
+    Tune(Box<tune::Arguments>),
     Verify(verify::Arguments),
     Launch(launch::Arguments),
     Report(report::Arguments),
@@ -122,6 +124,7 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
     match command {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
+        Some(Command::Tune(arguments)) => tune::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Launch(arguments)) => launch::run(&arguments),
         Some(Command::Report(arguments)) => report::run(&arguments),

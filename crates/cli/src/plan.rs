@@ -29,7 +29,7 @@ use crate::table::terminal_width;
 use crate::train::write_trace;
 use answer::Answer;
 use rows::PlotFigure;
-pub use search::search_page;
+pub use search::{limit, search_page, supported};
 use speed::Speed;
 
 /// Predicts a training step: memory, traffic, time and energy.

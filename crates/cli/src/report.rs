@@ -6,9 +6,11 @@ use clap::Args;
 use kintsugi_plan::Plan;
 use kintsugi_report::plan::PlanFigures;
 use kintsugi_report::runs::{PredictedRun, report};
+use kintsugi_report::tuning::{self, TRIALS};
 use kintsugi_report::{Context, Detail, Report, ReportRun, page};
 use kintsugi_run::is_run;
 use kintsugi_spec::units;
+use kintsugi_tune::trials::read;
 
 use crate::config::ConfigArguments;
 use crate::describe;
@@ -18,7 +20,7 @@ use crate::host::planned_device;
 use crate::output::Output;
 use crate::plan;
 
-/// Writes an HTML page about runs, a plan or a search.
+/// Writes an HTML page about runs, a plan, a search or a tuning.
 ///
 /// The page is one file that needs no network.
 ///
@@ -29,10 +31,12 @@ use crate::plan;
 ///
 /// For a configuration: memory of every stage, traffic by level, where the time goes, and the predicted schedule. With
 /// --search every strategy by time, memory and energy, and the best with the reasons why each is not first.
+///
+/// For the folder of `kintsugi tune`: the trajectory of its trials, which settings matter, and every trial.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Folders of runs, or one configuration; without either, the built-in demo's plan
+    /// Folders of runs, the folder of a tuning, or one configuration; without either, the built-in demo's plan
     #[arg(value_name = "RUN|CONFIG.toml")]
     paths: Vec<PathBuf>,
     /// Where the page is written
@@ -81,7 +85,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         check_writable(&arguments.out)?;
     }
     let of_runs = arguments.paths.iter().any(|path| path.is_dir());
-    let report = if of_runs { of_runs_page(arguments)? } else { of_plan(arguments)? };
+    let report = match &arguments.paths[..] {
+        [folder] if folder.join(TRIALS).is_file() => of_tuning(folder)?,
+        _ if of_runs => of_runs_page(arguments)?,
+        _ => of_plan(arguments)?,
+    };
     if arguments.json {
         return output.result(&report);
     }
@@ -89,6 +97,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     write_whole(&arguments.out, page.as_bytes())?;
     let size = units::bytes(page.len() as u64);
     output.text(&format!("report   {} ({size}): open it in a browser\n", arguments.out.display()))
+}
+
+/// The page of a tuning.
+fn of_tuning(folder: &Path) -> Result<Report, Failure> {
+    let path = folder.join(TRIALS);
+    let (records, damaged) = read(&path).map_err(|error| Failure::file("read", &path, error))?;
+    let mut report = tuning::report(&records);
+    if damaged > 0 {
+        report.notes.push(format!("{damaged} damaged lines of {} are left out", path.display()));
+    }
+    Ok(report)
 }
 
 fn of_runs_page(arguments: &Arguments) -> Result<Report, Failure> {

@@ -1,4 +1,4 @@
-//! What people look at: pages about runs, plans and searches, live or as one file, and TensorBoard's event files.
+//! What people look at: pages about runs, plans, searches and tunings, live or as one file, and TensorBoard's event files.
 //!
 //! A page is a [`Report`]: sections of charts, timelines, tables and texts. [`page`] makes one HTML file of it that needs no
 //! network; [`watch`] serves the same page while runs go on. Charts are those of `kintsugi_draw::chart`, which the command
@@ -18,6 +18,7 @@ pub mod sweep;
 pub mod tensorboard;
 mod thin;
 mod timeline;
+pub mod tuning;
 pub mod watch;
 
 pub use report::{Item, Report, Section, TableData, TextData};

@@ -1,4 +1,5 @@
-//! Searches over plans: every strategy on paper, the scaling of one strategy, and the sensitivity to one setting.
+//! Searches over plans: every strategy on paper, the scaling of one strategy, the sensitivity to one setting, and a few
+//! strategies by trials.
 //!
 //! `plan` decides which strategies are allowed. `simulate` computes their memory and their time. A search has no rules and
 //! no formulas of its own.
@@ -12,8 +13,9 @@ mod search;
 mod space;
 mod support;
 mod table;
+pub mod trials;
 
-pub use only::{Only, OnlyError};
+pub use only::{Only, OnlyError, values};
 pub use order::{By, order};
 pub use pick::{INDIFFERENCE, complexity, preference};
 pub use reason::reason;

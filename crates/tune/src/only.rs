@@ -1,7 +1,10 @@
 //! A restriction of a search: one key of the configuration, and the values it may have.
 
+use std::collections::BTreeMap;
+
 use kintsugi_plan::config::Strategy;
-use kintsugi_plan::{Codes, Recompute, ScheduleKind};
+use kintsugi_plan::{Codes, Recompute, ScheduleKind, When};
+use kintsugi_spec::Level;
 
 /// A key and the values that it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +22,11 @@ enum AllowedValues {
     Words(&'static [&'static str]),
 }
 
+const LEVELS: [&str; 4] = ["none", "package", "node", "cluster"];
+const TIMES: [&str; 2] = ["micro-batch", "step"];
+
 /// The keys that a strategy decides.
-const KEYS: [(&str, AllowedValues, Value); 12] = [
+const KEYS: [(&str, AllowedValues, Value); 18] = [
     ("parallel.tp", AllowedValues::Count, |strategy| strategy.mesh.tp().to_string()),
     ("parallel.pp", AllowedValues::Count, |strategy| strategy.mesh.pp().to_string()),
     ("parallel.dp", AllowedValues::Count, |strategy| strategy.mesh.dp().to_string()),
@@ -38,6 +44,12 @@ const KEYS: [(&str, AllowedValues, Value); 12] = [
     }),
     ("batch.micro", AllowedValues::Count, |strategy| strategy.micro.to_string()),
     ("sharding.zero", AllowedValues::Words(&["0", "1", "2", "3"]), |strategy| zero(strategy).to_string()),
+    ("sharding.weights", AllowedValues::Words(&LEVELS), |strategy| level_word(strategy.sharding.weights)),
+    ("sharding.gradients", AllowedValues::Words(&LEVELS), |strategy| level_word(strategy.sharding.gradients)),
+    ("sharding.states", AllowedValues::Words(&LEVELS), |strategy| level_word(strategy.sharding.states)),
+    ("sharding.secondary", AllowedValues::Words(&LEVELS), |strategy| level_word(strategy.sharding.secondary)),
+    ("sharding.gather", AllowedValues::Words(&TIMES), |strategy| time_word(strategy.sharding.gather)),
+    ("sharding.reduce", AllowedValues::Words(&TIMES), |strategy| time_word(strategy.sharding.reduce)),
     ("sharding.quantize_weights", AllowedValues::Words(&["none", "int8"]), |strategy| {
         code_word(strategy.sharding.quantized.weights)
     }),
@@ -98,6 +110,11 @@ impl Only {
         Ok(Only { key, values })
     }
 
+    /// Whether a strategy decides the key.
+    pub fn is_decided(key: &str) -> bool {
+        KEYS.iter().any(|(name, ..)| *name == key)
+    }
+
     /// Whether a strategy has one of the values.
     pub fn allows(&self, strategy: &Strategy) -> bool {
         self.values.contains(&self.value(strategy))
@@ -108,6 +125,11 @@ impl Only {
         let (.., value) = KEYS.iter().find(|(name, ..)| *name == self.key).expect("a key that was parsed");
         value(strategy)
     }
+}
+
+/// The value of every key that a strategy decides.
+pub fn values(strategy: &Strategy) -> BTreeMap<String, String> {
+    KEYS.iter().map(|(key, _, value)| ((*key).to_owned(), value(strategy))).collect()
 }
 
 impl AllowedValues {
@@ -128,6 +150,20 @@ pub(crate) fn zero(strategy: &Strategy) -> usize {
     let sharding = &strategy.sharding;
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     sharded.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
+}
+
+/// The value of a key that is a level.
+fn level_word(level: Option<Level>) -> String {
+    level.map_or("none", Level::name).to_owned()
+}
+
+/// The value of a key that says when.
+fn time_word(when: When) -> String {
+    match when {
+        When::MicroBatch => TIMES[0],
+        When::Step => TIMES[1],
+    }
+    .to_owned()
 }
 
 /// The value of a key that quantises.

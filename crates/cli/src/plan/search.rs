@@ -176,7 +176,7 @@ pub fn run(
     let Some(best) = rows.best.first() else {
         return Err(Failure::run(format!("no strategy fits, so {} is not written", path.display())));
     };
-    write_whole(path, config.given()?.with_strategy_of(&best.plan)?.as_bytes())?;
+    write_whole(path, config.given()?.with_strategy_of(&best.plan, "kintsugi plan --search")?.as_bytes())?;
     output.text(&format!("written  {}\n", path.display()))
 }
 
@@ -233,7 +233,7 @@ pub fn unknown_speed() -> Failure {
 }
 
 /// The memory of the plan's devices less their headroom, or of this machine if the plan is for this machine.
-fn limit(base: &Plan) -> Option<Limit> {
+pub fn limit(base: &Plan) -> Option<Limit> {
     let of_device = base.cluster.device.planned_memory().map(Limit::PerRank);
     of_device.or_else(|| fit::bound(base).map(|bound| Limit::Shared(bound.bytes)))
 }

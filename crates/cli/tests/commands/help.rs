@@ -15,9 +15,10 @@ fn alone_it_prints_help() {
     Commands:
       train        Trains a model, and compares the run with its prediction
       plan         Predicts a training step: memory, traffic, time and energy
+      tune         Finds a strategy by a few short runs
       verify       Checks that every layout trains the same model as one rank
       launch       Runs a command as processes, one per rank
-      report       Writes an HTML page about runs, a plan or a search
+      report       Writes an HTML page about runs, a plan, a search or a tuning
       watch        Shows runs in a browser while they go on
       calibrate    Measures this machine and writes a profile for `plan --profile`
       bench        Measures parts of a run by themselves
@@ -45,7 +46,7 @@ fn alone_it_prints_help() {
 #[test]
 fn every_command_teaches_with_examples() {
     let folder = folder("help-commands");
-    for command in ["train", "plan", "verify", "convert", "generate", "eval", "config", "report"] {
+    for command in ["train", "plan", "tune", "verify", "convert", "generate", "eval", "config", "report"] {
         let help = stdout(&kintsugi(&folder, &[command, "--help"]));
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
         assert!(help.contains("--set <TABLE.KEY=VALUE>"), "{help}");
@@ -59,7 +60,7 @@ fn every_command_teaches_with_examples() {
 #[test]
 fn help_is_no_wider_than_100_characters_on_a_wide_terminal() {
     let folder = folder("help-width");
-    for name in ["train", "plan", "verify", "launch", "report", "config"] {
+    for name in ["train", "plan", "tune", "verify", "launch", "report", "config"] {
         let output = command(&folder, &[name, "--help"]).env("COLUMNS", "220").output().unwrap();
         for line in stdout(&output).lines() {
             assert!(line.chars().count() <= 100, "{name}: {line}");

@@ -33,6 +33,7 @@ mod support;
 mod thread_limits;
 mod tokenizers;
 mod train;
+mod tune;
 mod verify;
 mod watch;
 mod weights;

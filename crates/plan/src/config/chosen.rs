@@ -26,9 +26,9 @@ const TABLES: [&str; 11] = [
 ];
 
 impl ConfigSource {
-    /// The TOML text of this configuration with the strategy of `plan`, a plan for the same model, batch and cluster. Presets
-    /// stay names, and defaults are left out: the text resolves to `plan` on every machine.
-    pub fn with_strategy_of(&self, plan: &Plan) -> Result<String, ConfigError> {
+    /// The TOML text of this configuration with the strategy of `plan`, a plan for the same model, batch and cluster, which
+    /// the command `chooser` chose. Presets stay names, and defaults are left out: the text resolves to `plan` on every machine.
+    pub fn with_strategy_of(&self, plan: &Plan, chooser: &str) -> Result<String, ConfigError> {
         let presets = Layers::read_without_profile(self)?.presets;
         let mut table = layers::written(self)?;
         let parallel = inner(&mut table, "parallel");
@@ -38,9 +38,9 @@ impl ConfigSource {
         inner(&mut table, "batch").insert("micro".to_owned(), Value::Integer(plan.batch.micro as i64));
         let recompute = Value::try_from(plan.memory.recompute).expect("a word");
         inner(&mut table, "memory").insert("recompute".to_owned(), recompute);
-        let mut text = "# The strategy is the choice of kintsugi plan --search: batch.micro, [parallel], [sharding] and \
-                        memory.recompute.\n"
-            .to_owned();
+        let mut text = format!(
+            "# The strategy is the choice of {chooser}: batch.micro, [parallel], [sharding] and memory.recompute.\n"
+        );
         for name in TABLES {
             if let Some(Value::Table(values)) = table.remove(name).filter(|value| *value != empty()) {
                 let one = Table::from_iter([(name.to_owned(), Value::Table(values))]);
@@ -162,7 +162,7 @@ mod tests {
             let (base, _) = source.search_base().unwrap();
             for strategy in strategies() {
                 let plan = base.with_strategy(&strategy).unwrap();
-                let text = source.with_strategy_of(&plan).unwrap();
+                let text = source.with_strategy_of(&plan, "a test").unwrap();
                 assert_eq!(ConfigSource::text(&text).plan().as_ref(), Ok(&plan), "{text}");
                 assert!(text.lines().count() <= 36, "{text}");
                 assert!(!text.contains("device") && !text.contains("deterministic"), "{text}");
@@ -174,7 +174,7 @@ mod tests {
     fn a_known_stage_is_one_key() {
         let source = ConfigSource::text(FILE);
         let (base, _) = source.search_base().unwrap();
-        let text = source.with_strategy_of(&base.with_strategy(&strategies()[1]).unwrap()).unwrap();
+        let text = source.with_strategy_of(&base.with_strategy(&strategies()[1]).unwrap(), "a test").unwrap();
         assert!(text.contains("\n[sharding]\ngather = \"step\"\nzero = 3\n"), "{text}");
         assert!(
             text.contains("\n[parallel]\ndp = 16\npp = 1\nprefetch = 2\nschedule = \"1f1b\"\ntp = 1\n"),
@@ -196,7 +196,7 @@ mod tests {
         ]);
         let (base, ranks) = source.search_base().unwrap();
         assert_eq!((ranks, base.batch.sequence), (16, 8192));
-        let text = source.with_strategy_of(&base.with_strategy(&strategies()[1]).unwrap()).unwrap();
+        let text = source.with_strategy_of(&base.with_strategy(&strategies()[1]).unwrap(), "a test").unwrap();
         assert!(
             !text.contains("[optimizer]") && !text.contains("[data]") && !text.contains("sequence"),
             "{text}"

@@ -9,6 +9,7 @@ mod connection;
 mod find;
 mod prediction;
 mod runs;
+mod tuning;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};

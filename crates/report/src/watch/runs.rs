@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 
 use super::find::find;
 use super::prediction::{Predictions, RunPrediction};
+use super::tuning::WatchedTuning;
 use crate::page::json;
 use crate::run::ReportRun;
 use crate::runs::report;
@@ -43,6 +44,7 @@ pub struct Runs {
     /// Held while files are looked at: when that was last done.
     looked: Arc<tokio::sync::Mutex<Option<Instant>>>,
     predictions: Predictions,
+    tuning: WatchedTuning,
     /// Counts the changes of all runs.
     changes: AtomicU64,
 }
@@ -62,6 +64,8 @@ struct WatchedRun {
 pub struct ClientState {
     list: String,
     shown: Option<Vec<ShownRun>>,
+    /// The trials of the tuning in the last report.
+    trials: usize,
 }
 
 /// A run in a report: what decides whether the report has changed.
@@ -90,6 +94,7 @@ impl Runs {
             known: Mutex::default(),
             looked: Arc::default(),
             predictions: Predictions::new(context),
+            tuning: WatchedTuning::new(folder),
             changes: AtomicU64::default(),
         }
     }
@@ -115,6 +120,7 @@ impl Runs {
 
     /// Reads what is new in the files.
     fn update(&self) {
+        self.tuning.update();
         let found = find(&self.folder);
         let mut runs = lock(&self.known).clone().unwrap_or_default();
         runs.retain(|name, _| found.iter().any(|(found, _)| found == name));
@@ -178,18 +184,24 @@ impl Runs {
             });
             predictions.push(predicted);
         }
-        if seen.shown.as_ref() == Some(&shown) {
+        let (trials, of_tuning) = self.tuning.sections();
+        if seen.shown.as_ref() == Some(&shown) && seen.trials == trials {
             return None;
         }
-        seen.shown = Some(shown);
+        (seen.shown, seen.trials) = (Some(shown), trials);
         let pairs = locked.iter().zip(&predictions);
         let pairs: Vec<_> =
             pairs.map(|((.., folder), predicted)| (&**folder, predicted.as_deref())).collect();
+        if pairs.is_empty() && trials > 0 {
+            let title = "Tuning".to_owned();
+            return Some(json(&Report { title, sections: of_tuning, ..Report::default() }));
+        }
         if pairs.is_empty() {
             return Some(json(&Report { title: "No run yet".to_owned(), ..Report::default() }));
         }
         let mut report = report(&pairs, Detail::Live);
         report.notes.extend(notes);
+        report.sections.splice(0..0, of_tuning);
         Some(json(&report))
     }
 }
