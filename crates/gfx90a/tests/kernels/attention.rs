@@ -18,7 +18,7 @@ fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 3e-3,
         DType::F16 => 4e-4,
-        _ => 1e-6,
+        _ => 5e-7,
     }
 }
 

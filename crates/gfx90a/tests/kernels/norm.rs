@@ -143,7 +143,7 @@ fn backward(pair: &mut Pair, sums: &mut Pair, case: Case) {
     sums.launch("sum_partials_f32", grid, &arguments);
     for (gradient, wanted) in gradients.iter().zip([true, centred, residual]) {
         if wanted {
-            sums.agree_within(gradient, &format!("gradient, {case:?}"), 2e-6);
+            sums.agree(gradient, &format!("gradient, {case:?}"));
         }
     }
 }
