@@ -123,8 +123,8 @@ impl CodeObject {
         Ok(program)
     }
 
-    /// The same code object with one line of its machine code replaced: for tests that a fault is noticed. `change` gets
-    /// the text of every instruction and returns the text that takes its place.
+    /// The same code object with other instructions, for tests that a fault is noticed. `change` gets the text of every
+    /// instruction and returns the text that takes its place, if any.
     #[must_use]
     pub fn with_changed_instructions(mut self, change: impl Fn(&str) -> Option<String>) -> Self {
         for line in &mut self.lines {

@@ -37,7 +37,7 @@ fn single(name: &str) -> Option<Operation> {
         "v_rndne_f32" => f32s!(|a| a.round_ties_even()),
         "v_fract_f32" => f32s!(|a| (a - a.floor()).min(1.0 - f32::EPSILON / 2.0)),
         "v_ldexp_f32" => bits!(F32; |a: F32, b: B32| {
-            (f64::from(f32::from_bits(a)) * power_of_two(b as i32)).to_f32_bits()
+            ((f64::from(f32::from_bits(a)) * power_of_two(b as i32)) as f32).to_bits()
         }),
         "v_frexp_mant_f32" => f32s!(|a| frexp(f64::from(a)).0 as f32),
         "v_frexp_exp_i32_f32" => bits!(B32; |a: F32| frexp(f64::from(f32::from_bits(a))).1 as u32),
@@ -114,16 +114,6 @@ fn half_precision(name: &str) -> Option<Operation> {
 /// Zero instead of a subnormal number, with its sign.
 pub(crate) fn flush(a: f32) -> f32 {
     if a.is_subnormal() { 0.0_f32.copysign(a) } else { a }
-}
-
-trait ToF32Bits {
-    fn to_f32_bits(self) -> u32;
-}
-
-impl ToF32Bits for f64 {
-    fn to_f32_bits(self) -> u32 {
-        (self as f32).to_bits()
-    }
 }
 
 /// `2^exponent`, or zero or infinity if the exponent is far beyond those of fp32.
