@@ -119,16 +119,19 @@ impl Op {
     }
 
     /// What it computes.
+    #[inline]
     pub fn computation(self) -> Option<Computation> {
         if let Op::Compute { kind, .. } = self { Some(kind) } else { None }
     }
 
     /// The block that it computes.
+    #[inline]
     pub fn block(self) -> Option<Block> {
         if let Op::Compute { block, .. } = self { Some(block) } else { None }
     }
 
     /// The micro-batch that it works on, or whose message it transfers.
+    #[inline]
     pub fn micro(self) -> Option<usize> {
         match self {
             Op::Load { micro } | Op::Feed { micro } | Op::Choose { micro } | Op::Compute { micro, .. } => {
@@ -140,6 +143,7 @@ impl Op {
     }
 
     /// The unit whose weights or gradient it transfers or frees.
+    #[inline]
     pub fn unit(self) -> Option<Unit> {
         match self {
             Op::Release { unit } | Op::Discard { unit } => Some(unit),
@@ -149,6 +153,7 @@ impl Op {
     }
 
     /// The transfer that it starts or waits for.
+    #[inline]
     pub fn transfer(self) -> Option<Transfer> {
         if let Op::Start(transfer) | Op::Wait(transfer) = self { Some(transfer) } else { None }
     }

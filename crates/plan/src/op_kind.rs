@@ -11,13 +11,15 @@ pub struct OpKind(Op);
 
 impl OpKind {
     /// An op of this kind: the one whose numbers are zero.
+    #[inline]
     pub fn op(self) -> Op {
         self.0
     }
 }
 
 impl Op {
-    /// The kind of this op.
+    /// The kind of this op. A search asks for it for every op of every strategy.
+    #[inline]
     pub fn kind(self) -> OpKind {
         OpKind(match self {
             Op::Load { .. } => Op::Load { micro: 0 },
@@ -35,6 +37,7 @@ impl Op {
 
 impl Block {
     /// The first layer for every layer, and the block itself for others.
+    #[inline]
     pub(crate) fn any_layer(self) -> Block {
         if let Block::Layer(_) = self { Block::Layer(0) } else { self }
     }
@@ -43,6 +46,7 @@ impl Block {
 impl Unit {
     /// The first layer for every layer, and the unit itself for others.
     #[must_use]
+    #[inline]
     pub fn any_layer(self) -> Unit {
         if let Unit::Layer(_) = self { Unit::Layer(0) } else { self }
     }

@@ -82,6 +82,7 @@ pub enum Transfer {
 
 impl Transfer {
     /// The unit whose weights or gradient it transfers.
+    #[inline]
     pub fn unit(self) -> Option<Unit> {
         match self {
             Transfer::Gather { unit, .. }
@@ -92,11 +93,13 @@ impl Transfer {
     }
 
     /// The message between stages that it is.
+    #[inline]
     pub fn message(self) -> Option<Message> {
         if let Transfer::Send(message) | Transfer::Receive(message) = self { Some(message) } else { None }
     }
 
     /// The group of the collective that it is; `None` for a message.
+    #[inline]
     pub fn group(self) -> Option<Group> {
         match self {
             Transfer::Gather { phase, .. }
@@ -109,6 +112,7 @@ impl Transfer {
     }
 
     /// Whether other stages take part.
+    #[inline]
     pub fn crosses_stages(self) -> bool {
         match self.group() {
             Some(Group::Along(axis, _)) => axis == Axis::Pipeline,
@@ -117,6 +121,7 @@ impl Transfer {
     }
 
     /// The same transfer of the first layer, micro-batch and stage.
+    #[inline]
     pub(crate) fn any_layer(self) -> Transfer {
         let first =
             |message: Message| Message { block: message.block.any_layer(), micro: 0, peer: 0, ..message };
