@@ -42,7 +42,8 @@ mod tests {
     #[test]
     fn a_process_is_found_by_its_command_line_and_killed() {
         let mark = format!("kintsugi-mark-{}", std::process::id());
-        let mut child = Command::new("sh").args(["-c", "sleep 30; true", &mark]).spawn().expect("a shell");
+        let mut child =
+            Command::new("sh").args(["-c", "while :; do sleep 0.1; done", &mark]).spawn().expect("a shell");
         // A process has its command line a moment after it has been started.
         let begun = Instant::now();
         while naming(&mark) != [child.id()] {

@@ -91,6 +91,9 @@ const REACHES: [f64; 3] = [1.5, 4.0, 10.0];
 /// The variance of the noise as a share of that of residuals.
 const NOISES: [f64; 3] = [0.03, 0.15, 0.5];
 
+/// Trials that decide on the parameters.
+const MAX_FOR_EVIDENCE: usize = 150;
+
 /// What is believed of a point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Belief {
@@ -132,20 +135,27 @@ pub struct Process {
 }
 
 impl Process {
-    /// Fits a process to trials. Of the priors, the one that explains the trials best is taken.
+    /// Fits a process to trials. Of the priors, the one that explains the trials best is taken. Of many trials, an even selection
+    /// decides on the parameters.
     pub fn fit(space: &Space, priors: &[Prior], observations: &[Observation]) -> Self {
-        let fits = REACHES.iter().flat_map(|&reach| {
+        let step = observations.len().div_ceil(MAX_FOR_EVIDENCE).max(1);
+        let selection: Vec<Observation> = observations.iter().step_by(step).cloned().collect();
+        let of_reach = |&reach: &f64| {
             let kernel = Kernel::new(space, reach);
-            let covariance = residual_covariance(&kernel, observations);
-            let fits: Vec<(f64, Process)> = NOISES
-                .iter()
-                .flat_map(|&noise| priors.iter().map(move |&prior| (noise, prior)))
-                .filter_map(|(noise, prior)| Process::new(&kernel, &covariance, noise, prior, observations))
-                .collect();
-            fits
-        });
-        let best = fits.max_by(|(a, _), (b, _)| a.total_cmp(b));
-        best.expect("a covariance with noise is positive definite").1
+            let covariance = residual_covariance(&kernel, &selection);
+            let parameters = NOISES.iter().flat_map(|&noise| priors.iter().map(move |&prior| (noise, prior)));
+            let fits = parameters
+                .filter_map(|(noise, prior)| Process::new(&kernel, &covariance, noise, prior, &selection));
+            fits.collect::<Vec<_>>()
+        };
+        let best = REACHES.iter().flat_map(of_reach).max_by(|(a, _), (b, _)| a.total_cmp(b));
+        let (_, best) = best.expect("a covariance with noise is positive definite");
+        if step == 1 {
+            return best;
+        }
+        let covariance = residual_covariance(&best.kernel, observations);
+        let whole = Process::new(&best.kernel, &covariance, best.noise, best.prior, observations);
+        whole.expect("a covariance with noise is positive definite").1
     }
 
     /// A process with these parameters, and the logarithm of their evidence.

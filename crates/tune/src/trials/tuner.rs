@@ -283,5 +283,6 @@ fn record(tuning: &Tuning, request: &TrialRequest, report: TrialReport) -> Recor
 /// The time that is left, as long as trials take as long as they took so far.
 pub fn seconds_left(tuning: &Tuning, records: &[Record], begun: Instant, before: usize) -> Option<f64> {
     let done = records.len().checked_sub(before).filter(|&done| done > 0)?;
-    Some(begun.elapsed().as_secs_f64() / done as f64 * tuning.trials.saturating_sub(records.len()) as f64)
+    let wanted = tuning.trials.min(tuning.candidates.len());
+    Some(begun.elapsed().as_secs_f64() / done as f64 * wanted.saturating_sub(records.len()) as f64)
 }
