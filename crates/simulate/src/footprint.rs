@@ -1,19 +1,23 @@
 //! The memory of ranks under a framework: what this engine plans, and what the framework adds.
+//!
+//! Tensors that live for some ops are in `framework_tensors`. Here is what does not depend on the op.
 
 use kintsugi_model::compute_type;
-use kintsugi_plan::{AttentionKind, Pass, Plan, Recompute};
+use kintsugi_plan::{AttentionKind, Block, Pass, Plan, Recompute};
 use kintsugi_rank::RankMemory;
-use kintsugi_spec::Activation;
+use kintsugi_spec::Fusion;
 
 use crate::Prediction;
+use crate::predict::framework_peaks;
 
 impl Prediction {
     /// The prediction of a plan with the memory of its framework, if it names one.
     #[must_use]
     pub fn under_framework(mut self, plan: &Plan) -> Self {
         if has_own_memory(plan) {
-            let stages = self.stages.iter_mut().enumerate();
-            stages.for_each(|(stage, memory)| *memory = under_framework(plan, stage, *memory));
+            let peaks = framework_peaks(plan, self.device, self.coverage);
+            let stages = peaks.into_iter().enumerate();
+            self.stages = stages.map(|(stage, memory)| under_framework(plan, stage, memory)).collect();
         }
         self
     }
@@ -35,25 +39,26 @@ pub fn memory_by_stage(plan: &Plan, prediction: &Prediction) -> Vec<f64> {
 pub fn has_own_memory(plan: &Plan) -> bool {
     let framework = &plan.framework;
     let more = [framework.reserve, framework.allocator, framework.logit_bytes, framework.parameter_bytes];
-    let also = [framework.bucket_bytes, framework.gathered, framework.temporary];
+    let also = [framework.bucket_bytes, framework.layer_gradients];
     framework.preset.is_some()
         || more.iter().chain(&also).any(|&bytes| bytes > 0.0)
         || framework.attention_again > 0.0
+        || framework.kernels.accumulation != Fusion::Fused
+        || !framework.keeps.is_empty()
         || kept(plan).total_cmp(&1.0).is_ne()
 }
 
 fn under_framework(plan: &Plan, stage: usize, memory: RankMemory) -> RankMemory {
-    let peak = EnginePeak {
+    let peak = Peak {
         total: memory.total,
         activations: memory.activations,
         parameters: stage_parameters(plan, stage),
         layers_in_flight: layers_in_flight(plan, stage),
     };
-    let more = Addition::new(plan, stage, &peak);
+    let more = Addition::new(plan, &peak);
     RankMemory {
         gradients: memory.gradients + more.gradients as u64,
         activations: memory.activations.saturating_add_signed(more.activations as i64),
-        workspace: memory.workspace + more.workspace as u64,
         communication: memory.communication + more.communication as u64,
         total: memory.total.saturating_add_signed(more.total() as i64),
         reserved: more.reserved(plan, &peak),
@@ -61,8 +66,8 @@ fn under_framework(plan: &Plan, stage: usize, memory: RankMemory) -> RankMemory 
     }
 }
 
-/// What this engine holds at the peak of a stage's rank.
-pub(crate) struct EnginePeak {
+/// What a stage's rank holds at its peak, with the tensors that the framework holds for some ops.
+pub(crate) struct Peak {
     /// All bytes.
     pub total: u64,
     /// Bytes of activations.
@@ -73,38 +78,31 @@ pub(crate) struct EnginePeak {
     pub layers_in_flight: usize,
 }
 
-/// The bytes that a framework adds, by category.
+/// The bytes that a framework adds to a peak, by category.
 pub(crate) struct Addition {
     gradients: f64,
     activations: f64,
-    workspace: f64,
     communication: f64,
 }
 
 impl Addition {
-    pub(crate) fn new(plan: &Plan, stage: usize, peak: &EnginePeak) -> Self {
+    pub(crate) fn new(plan: &Plan, peak: &Peak) -> Self {
         let (framework, parameters) = (&plan.framework, peak.parameters as f64);
-        let parts = if framework.whole_logits { 1 } else { plan.mesh.tp() };
-        let logits = (plan.rows() * plan.model.padded_vocab(plan.mesh.tp()) / parts) as f64;
-        let head = if stage + 1 == plan.mesh.pp() { logits * framework.logit_bytes } else { 0.0 };
         let buckets = if plan.mesh.dp() > 1 { framework.bucket_bytes } else { 0.0 };
+        let layer = if framework.layer_gradients > 0.0 { layer_parameters(plan) as f64 } else { 0.0 };
         Addition {
-            gradients: (framework.parameter_bytes * parameters).round(),
-            activations: (kept_activations(plan, peak) - peak.activations as f64
-                + head
-                + gathered(plan, peak.layers_in_flight))
-            .round(),
-            workspace: temporary(plan).round(),
+            gradients: (framework.parameter_bytes * parameters + framework.layer_gradients * layer).round(),
+            activations: (kept_activations(plan, peak) - peak.activations as f64).round(),
             communication: (buckets * parameters).round(),
         }
     }
 
     fn total(&self) -> f64 {
-        self.gradients + self.activations + self.workspace + self.communication
+        self.gradients + self.activations + self.communication
     }
 
     /// What the allocator reserves for a rank with this peak.
-    pub(crate) fn reserved(&self, plan: &Plan, peak: &EnginePeak) -> u64 {
+    pub(crate) fn reserved(&self, plan: &Plan, peak: &Peak) -> u64 {
         let tensors = peak.total as f64 + self.total();
         (tensors * (1.0 + plan.framework.allocator) + plan.framework.reserve) as u64
     }
@@ -117,7 +115,7 @@ fn kept(plan: &Plan) -> f64 {
 }
 
 /// The activations that the framework keeps.
-fn kept_activations(plan: &Plan, peak: &EnginePeak) -> f64 {
+fn kept_activations(plan: &Plan, peak: &Peak) -> f64 {
     kept(plan) * (peak.activations as f64 - dropped_scores(plan, peak.layers_in_flight)).max(0.0)
 }
 
@@ -131,21 +129,11 @@ fn dropped_scores(plan: &Plan, layers_in_flight: usize) -> f64 {
     (scores * compute_type(plan.precision.compute).bytes()) as f64
 }
 
-/// The temporary memory of the gradient of the first MLP product.
-fn temporary(plan: &Plan) -> f64 {
-    let model = &plan.model;
-    let matrices = if model.activation == Activation::Swiglu { 2 } else { 1 };
-    let elements = matrices * model.ffn * model.hidden / plan.mesh.tp();
-    plan.framework.temporary * elements as f64
-}
-
-/// Activations of all rows that layers keep in 16 bits, for every micro-batch in flight.
-fn gathered(plan: &Plan, layers_in_flight: usize) -> f64 {
-    if !plan.sequence_parallel {
-        return 0.0;
-    }
-    let tensor = 2.0 * (plan.rows() * plan.model.hidden) as f64;
-    plan.framework.gathered * tensor * layers_in_flight as f64
+/// The parameters of a rank's part of one layer.
+fn layer_parameters(plan: &Plan) -> usize {
+    let units = plan.block_units(Block::Layer(0));
+    let placed = units.into_iter().flat_map(|unit| plan.layout(unit).placed);
+    placed.map(|placed| placed.range.len()).sum()
 }
 
 /// The parameters that a rank of a stage holds.

@@ -11,6 +11,7 @@ mod device;
 mod energy;
 mod fit;
 mod footprint;
+mod framework_tensors;
 mod graph;
 mod inference;
 mod keys;
@@ -34,7 +35,9 @@ pub use inference::{evaluation_memory, generation_memory};
 pub use op_work::{OpWork, StepWork, TransferWork};
 pub use peak::PeakMemory;
 pub use predict::{Coverage, Prediction, predict};
-pub use range::{LINK_EFFICIENCY, LinkTimes, TimeRange, link_scenarios, uses_links_between_nodes};
+pub use range::{
+    LINK_EFFICIENCY, LinkTimes, TimeRange, Unknowns, link_scenarios, link_times, uses_links_between_nodes,
+};
 pub use timeline::{OpSpan, Timeline, TransferSpan, bubble};
 pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, time};
 pub use transfer::{collective_seconds, message_seconds};

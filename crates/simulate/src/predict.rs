@@ -15,6 +15,7 @@ use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
 
+use crate::framework_tensors::Allocations;
 use crate::structure::short_step;
 use crate::traffic;
 use crate::transport::transport_bytes;
@@ -47,6 +48,8 @@ pub struct Prediction {
     /// Bytes sent in one step over all ranks.
     pub traffic: Traffic,
     ranks_per_stage: usize,
+    pub(crate) device: Device,
+    pub(crate) coverage: Coverage,
 }
 
 impl Prediction {
@@ -59,13 +62,7 @@ impl Prediction {
 
 /// Predicts the traffic of one step, and the peak memory of a step and of the evaluations between steps.
 pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
-    let stages: Vec<Stage> = (0..plan.mesh.pp())
-        .into_par_iter()
-        .map(|stage| match coverage {
-            Coverage::WholeStep => run_stage(plan, stage, device).0,
-            Coverage::ShortStep => run_short_step(plan, stage, device),
-        })
-        .collect();
+    let stages = run_stages(plan, device, coverage, Tensors::Engine);
     let transfers: Vec<&Counts> = stages.iter().map(|stage| &stage.transfers).collect();
     Prediction {
         traffic: traffic::over_all_ranks(plan, &transfers),
@@ -75,7 +72,33 @@ pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
             .map(|(of, stage)| of.memory.with_transport(transport_bytes(plan, stage)))
             .collect(),
         ranks_per_stage: plan.mesh.ranks_per_stage(),
+        device,
+        coverage,
     }
+}
+
+/// The memory of a rank of each stage, with the tensors that the plan's framework holds for some ops.
+pub(crate) fn framework_peaks(plan: &Plan, device: Device, coverage: Coverage) -> Vec<RankMemory> {
+    let stages = run_stages(plan, device, coverage, Tensors::Framework);
+    let of_stage = |(stage, ran): (usize, &Stage)| ran.memory.with_transport(transport_bytes(plan, stage));
+    stages.iter().enumerate().map(of_stage).collect()
+}
+
+/// Whose tensors are on paper.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tensors {
+    /// This engine's.
+    Engine,
+    /// Also those of the plan's framework.
+    Framework,
+}
+
+fn run_stages(plan: &Plan, device: Device, coverage: Coverage, tensors: Tensors) -> Vec<Stage> {
+    let run = |stage| match coverage {
+        Coverage::WholeStep => run_stage(plan, stage, device, tensors).0,
+        Coverage::ShortStep => run_short_step(plan, stage, device, tensors),
+    };
+    (0..plan.mesh.pp()).into_par_iter().map(run).collect()
 }
 
 /// How often a rank starts each kind of transfer in one step.
@@ -86,15 +109,15 @@ struct Stage {
     transfers: Counts,
 }
 
-fn run_short_step(plan: &Plan, stage: usize, device: Device) -> Stage {
+fn run_short_step(plan: &Plan, stage: usize, device: Device, tensors: Tensors) -> Stage {
     let (micro_batches, period) = (plan.micro_batches(), plan.period());
     let short = short_step(plan, micro_batches);
     // GPipe has no steady state: every micro-batch is kept to the end.
     if plan.pipeline.schedule == ScheduleKind::GPipe || micro_batches <= short {
-        return run_stage(plan, stage, device).0;
+        return run_stage(plan, stage, device, tensors).0;
     }
     let in_short = short + (micro_batches - short) % period;
-    let (short, snapshots) = run_stage(&plan.with_micro_batches(in_short), stage, device);
+    let (short, snapshots) = run_stage(&plan.with_micro_batches(in_short), stage, device, tensors);
     let periods = ((micro_batches - in_short) / period) as u64;
     Stage { memory: short.memory, transfers: extrapolate(&short.transfers, &snapshots, periods) }
 }
@@ -108,7 +131,7 @@ fn extrapolate(short: &Counts, snapshots: &[Counts], periods: u64) -> Counts {
 }
 
 /// Runs a stage. Also returns the transfers so far at the start of every period of the steady state.
-fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) {
+fn run_stage(plan: &Plan, stage: usize, device: Device, tensors: Tensors) -> (Stage, Vec<Counts>) {
     let paper = Rc::new(Paper::new(device));
     let log = Rc::new(RefCell::new(Log::default()));
     let at = Coordinate::of_stage(stage);
@@ -117,11 +140,18 @@ fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) 
     let mut rank = Rank::new(Arc::new(plan.clone()), at, backend, groups);
     let counts = || log.borrow().iter().collect::<Counts>();
     let mut snapshots = Vec::new();
+    let mut beside = (tensors == Tensors::Framework).then(|| Allocations::new(plan, paper.memory()));
+    let mut begin = |op: Op| {
+        if let Some(beside) = &mut beside {
+            beside.begin(op);
+        }
+    };
     let first = plan.stage_blocks(stage)[0];
     let program = plan.program(stage);
     // The steady state: between the first backward and the last forward.
     let mut steady = false;
     rank.run(&program, &mut NoTokens, |_, op| {
+        begin(*op);
         steady |= matches!(op.computation(), Some(Computation::Backward(_)));
         if let Op::Compute { kind: Computation::Forward, block, micro } = *op
             && steady
@@ -134,7 +164,7 @@ fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) 
     .expect("paper moves nothing that could fail");
     let transfers = counts();
     if plan.run.eval_every > 0 {
-        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {})
+        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, op| begin(*op))
             .expect("paper moves nothing that could fail");
     }
     let memory = paper.memory();

@@ -1,8 +1,9 @@
-//! The range of a predicted step: from the errors on runs like it, and from the links between nodes.
+//! The range of a predicted step: from the errors on runs that the constants had not seen, and from what was not measured.
 //!
 //! What collectives reach of the links between nodes differs most from one machine to the next, and with the number of
 //! ranks; and transfers that run beside kernels slow both down. So a plan on several nodes is also timed with slow links,
-//! with full links, and without overlap.
+//! with full links, and without overlap. The host of a framework is another unknown: a plan is also timed with a faster and a slower
+//! one, which matters for small models only.
 
 use kintsugi_plan::Plan;
 use kintsugi_spec::{Level, LinkSpec, Spread};
@@ -13,17 +14,34 @@ use crate::{Timing, time};
 /// The shares of the bandwidth between nodes that collectives may reach: the least and the most.
 pub const LINK_EFFICIENCY: [f64; 2] = [0.2, 1.0];
 
-/// The range of a step's time.
+/// How many times longer or shorter another host may take for a kernel of a framework.
+const HOST_FACTOR: f64 = 2.0;
+
+/// The part of the way to the ends of [`LINK_EFFICIENCY`] that most machines go.
+const LINK_SHARE: f64 = 0.5;
+
+/// The range of a step's time: nine of ten runs should be inside.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TimeRange {
     /// Seconds at best and at worst.
     pub step_s: [f64; 2],
     /// How far measured steps were from predicted ones.
     pub spread: Spread,
-    /// Whether these were runs of the same framework, in one node or on several as this one.
-    pub alike: bool,
+    /// Whether the plan's device was measured by `calibrate`, as those of the spread.
+    pub calibrated: bool,
+    /// What the host and the links may change.
+    pub unknowns: Unknowns,
     /// The step over the range of links, for a plan on several nodes.
     pub links: Option<LinkTimes>,
+}
+
+/// What may make a step faster or slower because it was not measured: logarithms of the ratio to the predicted time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Unknowns {
+    /// All that could make it faster, together.
+    pub faster: f64,
+    /// All that could make it slower, together.
+    pub slower: f64,
 }
 
 /// The seconds of a step over the range of what transfers between nodes may reach.
@@ -44,36 +62,68 @@ impl LinkTimes {
     }
 }
 
-impl TimeRange {
-    /// The range of a plan that is predicted to take `timing`, and `links` over the range of links.
-    pub fn new(plan: &Plan, timing: &Timing, links: Option<LinkTimes>) -> Self {
-        let like = spread_of_runs_like(plan);
-        let spread = like.unwrap_or_else(Spread::unseen);
-        let over_links = links.unwrap_or(LinkTimes::new([timing.step_s; 3]));
-        let low = (timing.step_s * spread.low).min(over_links.full_s);
-        let high = (timing.step_s * spread.high).max(over_links.slow_s).max(over_links.no_overlap_s);
-        TimeRange { step_s: [low, high], spread, alike: like.is_some(), links }
+impl Unknowns {
+    /// Those of a plan that is predicted to take `timing`, and `links` over the range of links. They do not depend on each other, so
+    /// their squares are added.
+    pub fn of(plan: &Plan, timing: &Timing, links: Option<LinkTimes>) -> Self {
+        let ratio = |seconds: f64| (seconds / timing.step_s).ln();
+        let host = |factor: f64| {
+            let timing = Some(plan.framework.host).filter(|&host| host > 0.0).and_then(|host| {
+                let mut other = plan.clone();
+                other.framework.host = host * factor;
+                time(&other)
+            });
+            timing.map_or(0.0, |timing| ratio(timing.step_s))
+        };
+        let (full, slow) = links
+            .map_or((0.0, 0.0), |links| (ratio(links.full_s), ratio(links.slow_s.max(links.no_overlap_s))));
+        let faster = host(1.0 / HOST_FACTOR).min(0.0).hypot(LINK_SHARE * full.min(0.0));
+        let slower = host(HOST_FACTOR).max(0.0).hypot(LINK_SHARE * slow.max(0.0));
+        Unknowns { faster, slower }
     }
 
-    /// The range of a plan; `None` if the speed of its device is unknown.
-    pub fn of(plan: &Plan, timing: &Timing) -> Option<Self> {
-        let links = if uses_links_between_nodes(plan) {
-            let [slow, full, no_overlap] = link_scenarios(plan).map(|plan| time(&plan));
-            Some(LinkTimes::new([slow?.step_s, full?.step_s, no_overlap?.step_s]))
-        } else {
-            None
-        };
-        Some(TimeRange::new(plan, timing, links))
+    /// What a spread has to explain of the logarithm of measured over predicted time.
+    pub fn unexplained(self, logarithm: f64) -> f64 {
+        let known = if logarithm < 0.0 { self.faster } else { self.slower };
+        (logarithm * logarithm - known * known).max(0.0).sqrt().copysign(logarithm)
+    }
+
+    /// The factors on the predicted time at best and at worst, together with a spread.
+    pub fn factors(self, spread: Spread) -> [f64; 2] {
+        [(-self.faster.hypot(spread.low.ln())).exp(), self.slower.hypot(spread.high.ln()).exp()]
     }
 }
 
-/// The spread of runs like a plan. The engine's own runs were on calibrated devices.
-fn spread_of_runs_like(plan: &Plan) -> Option<Spread> {
-    let framework = plan.framework.preset.as_deref();
-    if framework.is_none() && plan.cluster.device.products.is_empty() {
+impl TimeRange {
+    /// The range of a plan that is predicted to take `timing`, and `links` over the range of links.
+    pub fn new(plan: &Plan, timing: &Timing, links: Option<LinkTimes>) -> Self {
+        let calibrated = is_calibrated(plan);
+        let spread = if calibrated { Spread::calibrated() } else { Spread::described() };
+        let unknowns = Unknowns::of(plan, timing, links);
+        let step_s = unknowns.factors(spread).map(|factor| factor * timing.step_s);
+        TimeRange { step_s, spread, calibrated, unknowns, links }
+    }
+
+    /// The range of a plan that is predicted to take `timing`.
+    pub fn of(plan: &Plan, timing: &Timing) -> Self {
+        TimeRange::new(plan, timing, link_times(plan))
+    }
+}
+
+/// The step over the range of links, for a plan on several nodes of a device whose speed is known.
+pub fn link_times(plan: &Plan) -> Option<LinkTimes> {
+    if !uses_links_between_nodes(plan) {
         return None;
     }
-    Spread::like(framework, uses_links_between_nodes(plan))
+    let [slow, full, no_overlap] = link_scenarios(plan).map(|plan| time(&plan));
+    Some(LinkTimes::new([slow?.step_s, full?.step_s, no_overlap?.step_s]))
+}
+
+/// Whether `calibrate` measured the device of a plan of this engine in one node.
+fn is_calibrated(plan: &Plan) -> bool {
+    plan.framework.preset.is_none()
+        && !plan.cluster.device.products.is_empty()
+        && !uses_links_between_nodes(plan)
 }
 
 /// Whether a plan's ranks are on several nodes.
@@ -125,14 +175,36 @@ mod tests {
         let common =
             ["model.preset=gpt-1.4b", "cluster.preset=h100", "precision.compute=bf16", "batch.sequence=2048"];
         let plan = ConfigSource::text("").sets(common).sets(sets).plan().expect("a right configuration");
-        TimeRange::of(&plan, &time(&plan).expect("a known speed")).expect("a known speed")
+        TimeRange::of(&plan, &time(&plan).expect("a known speed"))
     }
 
     #[test]
     fn a_plan_in_one_node_does_not_depend_on_links_between_nodes() {
         let range = range(&["parallel.dp=8", "framework.preset=llm-foundry"]);
         assert_eq!(range.links, None);
-        assert!(range.alike && range.step_s[0] < range.step_s[1], "{range:?}");
+        assert!(!range.calibrated && range.step_s[0] < range.step_s[1], "{range:?}");
+    }
+
+    #[test]
+    fn a_slower_host_matters_if_kernels_are_short() {
+        let slower = |micro: &str| {
+            let micro = format!("batch.micro={micro}");
+            range(&["parallel.dp=8", "framework.preset=megatron-deepspeed", "batch.global=256", &micro])
+                .unknowns
+                .slower
+        };
+        assert!(slower("1") > 4.0 * slower("16"), "{} {}", slower("1"), slower("16"));
+        let own = range(&["parallel.dp=8"]);
+        assert!(own.unknowns == Unknowns::default(), "this engine's host is not an unknown: {own:?}");
+    }
+
+    #[test]
+    fn a_spread_explains_what_unknowns_leave() {
+        let unknowns = Unknowns { faster: 0.3, slower: 0.4 };
+        let rest = [-0.5, 0.5, 0.2].map(|logarithm| unknowns.unexplained(logarithm));
+        assert!((rest[0] + 0.4).abs() < 1e-12 && (rest[1] - 0.3).abs() < 1e-12 && rest[2].abs() < 1e-12);
+        let [low, high] = unknowns.factors(Spread { runs: 2, low: (-0.4_f64).exp(), high: 0.3_f64.exp() });
+        assert!((low.ln() + 0.5).abs() < 1e-12 && (high.ln() - 0.5).abs() < 1e-12);
     }
 
     #[test]
@@ -144,7 +216,7 @@ mod tests {
         let (sharded_loses, pipeline_loses) = (ratio(&sharded) - 1.0, ratio(&pipeline) - 1.0);
         assert!(sharded_loses > 0.3 && pipeline_loses < sharded_loses / 4.0, "{sharded:?} {pipeline:?}");
         assert!(links(&sharded).no_overlap_s > links(&sharded).full_s);
-        assert!(!sharded.alike, "this engine was never measured on several nodes");
-        assert!(sharded.step_s[1] >= links(&sharded).slow_s.max(links(&sharded).no_overlap_s));
+        assert!(!sharded.calibrated, "this engine was never measured on several nodes");
+        assert!(sharded.unknowns.slower > pipeline.unknowns.slower, "{sharded:?} {pipeline:?}");
     }
 }

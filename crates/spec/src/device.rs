@@ -49,6 +49,8 @@ spec_table! {
         /// list of `{ head_dim, sequence, fp32, forward, backward }`: FLOP/s of flash attention, counting only the causal
         /// half; `fp32` says for which type
         attention: Vec<AttentionPoint>, else "0.45 and 0.35 of the peak";
+        /// the same for this engine's own kernels, which compute the backward if a sequence is no multiple of 128
+        portable_attention: Vec<AttentionPoint>, else "as `attention`";
         /// list of `{ m, n, k, fp32, flops, burst }`: measured products
         products: Vec<ProductPoint>, else "none";
         /// list of `{ name, bandwidth }`: measured memory-bound kernels

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::keeps::KeepsSpec;
 use crate::kernels::KernelsSpec;
 use crate::key::spec_table;
 
@@ -12,7 +13,7 @@ spec_table! {
     #[allow(clippy::struct_excessive_bools, reason = "choices that do not depend on each other")]
     pub struct FrameworkSpec {
         /// `"megatron-2021"`, `"megatron-2022"`, `"megatron-deepspeed"`, `"deepspeed-zero3"`, `"frontier-megatron"`,
-        /// `"nanotron"`, `"llm-foundry"`, `"torchtitan"`, `"torchtitan-eager"`, `"aleph-alpha"`, `"megatron-core"`; for one
+        /// `"nanotron"`, `"llm-foundry"`, `"torchtitan"`, `"torchtitan-eager"`, `"aleph-alpha"`, `"megatron-core"`, `"nemo"`; for one
         /// that is not listed `"megatron"` (fused kernels) or `"eager"`
         preset: Option<String>, else "none";
         /// seconds of every step in which no rank computes
@@ -63,7 +64,7 @@ spec_table! {
         reserve: f64, default 0.0;
         /// memory that its allocator reserves beyond tensors, as a share of them
         allocator: f64, default 0.0;
-        /// bytes for each logit at the peak of the head
+        /// bytes for each logit, from the loss to its backward
         logit_bytes: f64, default 0.0;
         /// whether every tensor-parallel rank has all logits, and not only those of its part of the vocabulary
         whole_logits: bool, default false;
@@ -75,10 +76,10 @@ spec_table! {
         kept: f64, default 1.0;
         /// the same if tp is more than 1
         kept_tp: Option<f64>, else "`kept`";
-        /// whole tensors that each layer keeps under sequence parallelism
-        gathered: f64, default 0.0;
-        /// temporary bytes for each element of an MLP's gradient
-        temporary: f64, default 0.0;
+        /// What a layer keeps beyond ours, tensor by tensor.
+        keeps: KeepsSpec;
+        /// bytes that are always held for each weight of one layer: gradients that no kernel reads, one for each shape
+        layer_gradients: f64, default 0.0;
         /// a list of `{ key, values, reason }`: the values of a key that the framework can run. A search proposes nothing
         /// else, and `plan` prints a note about other values
         supports: Vec<Support>, default Vec::new();

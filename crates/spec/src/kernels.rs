@@ -16,6 +16,8 @@ spec_table! {
         residual: Fusion, default Fusion::Fused;
         /// the same for GELU and SwiGLU
         activation: Fusion, default Fusion::Fused;
+        /// the same for the softmax of plain attention, with its mask
+        softmax: Fusion, default Fusion::Fused;
         /// the same for rotary embeddings
         rotary: Fusion, default Fusion::Fused;
         /// the same for the loss

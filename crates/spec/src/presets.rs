@@ -39,7 +39,7 @@ pub const CLUSTERS: &[Preset] =
 /// The frameworks.
 pub const FRAMEWORKS: &[Preset] = presets!("frameworks":
     "megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-zero3", "frontier-megatron", "nanotron",
-    "llm-foundry", "torchtitan", "torchtitan-eager", "aleph-alpha", "megatron-core", "megatron", "eager");
+    "llm-foundry", "torchtitan", "torchtitan-eager", "aleph-alpha", "megatron-core", "nemo", "megatron", "eager");
 
 /// The model with this name.
 pub fn model(name: &str) -> Result<Preset, UnknownPreset> {

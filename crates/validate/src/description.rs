@@ -71,6 +71,9 @@ pub enum MemoryOf {
     /// The first.
     #[serde(rename = "first stage")]
     First,
+    /// The last.
+    #[serde(rename = "last stage")]
+    Last,
 }
 
 /// How layers are assigned to stages.

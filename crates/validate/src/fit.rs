@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use kintsugi_simulate::TracedStep;
+use kintsugi_spec::Spread;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +91,10 @@ pub struct LeftOut {
     pub unseen: f64,
     /// Median of predicted over measured if it is left out.
     pub bias: f64,
+    /// Of its steps in percent: how many are inside the range that follows from the other sources.
+    pub inside: f64,
+    /// Median width of that range, high over low.
+    pub width: f64,
     /// Frameworks without another source.
     pub unknown: Vec<String>,
     /// Its steps, predicted without it.
@@ -155,8 +160,9 @@ pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftO
         let unseen = fit_from(runs, Some(source), Some(&seen), on_stage);
         let others: Vec<Run> = runs.iter().filter(|run| run.source != **source).cloned().collect();
         let unknown: BTreeSet<&str> = frameworks(runs).difference(&frameworks(&others)).copied().collect();
-        let predicted = |fit: &Fit| predict_runs(&rows, &fit.constants, &[], PredictionScope::Time).0;
-        let (before, runs) = (predicted(&seen), predicted(&unseen));
+        let predicted = |fit: &Fit, wanted| predict_runs(&rows, &fit.constants, &[], wanted).0;
+        let (before, runs) =
+            (predicted(&seen, PredictionScope::Time), predicted(&unseen, PredictionScope::Range));
         let ratios: Vec<f64> = runs.iter().filter_map(ratio).collect();
         LeftOut {
             source: (*source).to_owned(),
@@ -164,11 +170,52 @@ pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftO
             seen: percent(&before.iter().filter_map(ratio).collect::<Vec<_>>()),
             unseen: percent(&ratios),
             bias: median(ratios),
+            inside: f64::NAN,
+            width: f64::NAN,
             unknown: unknown.iter().map(|&framework| framework.to_owned()).collect(),
             runs,
         }
     };
-    sources.iter().map(one).collect()
+    let mut left_out: Vec<LeftOut> = sources.iter().map(one).collect();
+    // Some sources have only memory.
+    left_out.retain(|source| source.rows > 0);
+    add_ranges(&mut left_out);
+    left_out
+}
+
+/// Adds how many steps of each source are inside the range that follows from the others.
+fn add_ranges(sources: &mut [LeftOut]) {
+    for i in 0..sources.len() {
+        let others = sources.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, source)| source);
+        let spread = spread_of_sources(others);
+        let source = &mut sources[i];
+        let in_range: Vec<(bool, f64)> = source.runs.iter().filter_map(|run| in_range(run, spread)).collect();
+        let inside = in_range.iter().filter(|(inside, _)| *inside).count();
+        source.inside = 100.0 * inside as f64 / in_range.len() as f64;
+        source.width = median(in_range.into_iter().map(|(_, width)| width).collect());
+    }
+}
+
+/// What host and links do not explain of the errors on some sources. Every source counts the same.
+fn spread_of_sources<'a>(sources: impl Iterator<Item = &'a LeftOut>) -> Spread {
+    let of_source = |source: &LeftOut| {
+        let errors: Vec<f64> = source.runs.iter().filter_map(unexplained).collect();
+        let weight = 1.0 / errors.len() as f64;
+        errors.into_iter().map(|error| (error, weight)).collect::<Vec<_>>()
+    };
+    Spread::of(sources.flat_map(of_source).collect())
+}
+
+/// What host and links do not explain of a run's error.
+fn unexplained(run: &ValidatedRun) -> Option<f64> {
+    Some(run.unknowns?.unexplained(-ratio(run)?.ln()))
+}
+
+/// Whether the measured time of a run is in its range, and the width of the range.
+fn in_range(run: &ValidatedRun, spread: Spread) -> Option<(bool, f64)> {
+    let [low, high] = run.unknowns?.factors(spread);
+    let measured = 1.0 / ratio(run)?;
+    Some(((low..=high).contains(&measured), high / low))
 }
 
 impl Stage {

@@ -6,7 +6,9 @@ use kintsugi_comm::Collective;
 use kintsugi_plan::config::ConfigError;
 use kintsugi_plan::{Axis, Group, Mesh, Plan};
 use kintsugi_simulate::cost::DeviceModel;
-use kintsugi_simulate::{Coverage, Timing, TracedStep, collective_seconds, memory_by_stage, predict, time};
+use kintsugi_simulate::{
+    Coverage, Timing, TracedStep, Unknowns, collective_seconds, link_times, memory_by_stage, predict, time,
+};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 use rayon::prelude::*;
@@ -37,6 +39,9 @@ pub struct ValidatedRun {
     pub measured_s: Option<f64>,
     /// Predicted time.
     pub predicted_s: f64,
+    /// What may make the step faster or slower because it was not measured, if the range was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknowns: Option<Unknowns>,
     /// Its parts, for a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
@@ -57,6 +62,8 @@ pub struct ValidatedRun {
 pub enum PredictionScope {
     /// Only time.
     Time,
+    /// Time and its range.
+    Range,
     /// Time and memory.
     All,
 }
@@ -120,8 +127,11 @@ fn step(
 ) -> Result<ValidatedRun, PredictionError> {
     let plan = run.plan(constants, over)?;
     let timing = if run.worked { time(&plan) } else { None };
+    let unknowns = |timing: &Timing| Unknowns::of(&plan, timing, link_times(&plan));
+    let unknowns = timing.as_ref().filter(|_| wanted == PredictionScope::Range).map(unknowns);
     let memory = if wanted == PredictionScope::All { Some(memory(run, constants, over)?) } else { None };
     Ok(ValidatedRun {
+        unknowns,
         measured_memory: run.memory(),
         predicted_memory: memory.as_ref().map(|memory| memory.0),
         fits: memory.and_then(|memory| memory.1),
@@ -165,6 +175,7 @@ fn memory(run: &Run, constants: &Constants, over: &[String]) -> Result<(f64, Opt
     let measured = match run.memory_of {
         MemoryOf::Fullest => fullest,
         MemoryOf::First => stages[0],
+        MemoryOf::Last => stages[stages.len() - 1],
     };
     Ok((measured, plan.cluster.device.planned_memory().map(|most| fullest <= most as f64)))
 }
@@ -224,6 +235,7 @@ impl ValidatedRun {
             ranks,
             measured_s: Some(measured),
             predicted_s: predicted,
+            unknowns: None,
             timing,
             measured_memory: None,
             predicted_memory: None,

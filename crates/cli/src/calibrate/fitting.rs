@@ -76,6 +76,8 @@ fn table_of_sources(sources: &[LeftOut]) -> String {
         "error % seen",
         "left out",
         "predicted / measured",
+        "in range %",
+        "width",
         "frameworks of no other source",
     ]);
     for source in sources {
@@ -85,11 +87,24 @@ fn table_of_sources(sources: &[LeftOut]) -> String {
             format!("{:.1}", source.seen),
             format!("{:.1}", source.unseen),
             format!("{:.2}", source.bias),
+            format!("{:.0}", source.inside),
+            format!("{:.2}", source.width),
             source.unknown.join(", "),
         ]);
     }
     let mean = |of: fn(&LeftOut) -> f64| sources.iter().map(of).sum::<f64>() / sources.len().max(1) as f64;
     let (seen, unseen) = (mean(|source| source.seen), mean(|source| source.unseen));
-    table.row(["mean over sources", "", &format!("{seen:.1}"), &format!("{unseen:.1}"), "", ""]);
+    let inside = format!("{:.0}", mean(|source| source.inside));
+    let width = format!("{:.2}", mean(|source| source.width));
+    table.row([
+        "mean over sources",
+        "",
+        &format!("{seen:.1}"),
+        &format!("{unseen:.1}"),
+        "",
+        &inside,
+        &width,
+        "",
+    ]);
     table.to_string()
 }

@@ -105,7 +105,7 @@ fn row(source: &ConfigSource, scheme: &'static str, set: &str) -> Row {
         reserved: prediction.stages.iter().map(|stage| stage.reserved).max(),
         fits: fit::known(&plan, &prediction),
         comm: Some(prediction.figures().comm_bytes),
-        range: timing.as_ref().and_then(|timing| TimeRange::of(&plan, timing)),
+        range: timing.as_ref().map(|timing| TimeRange::of(&plan, timing)),
         step_s: timing.map(|timing| timing.step_s),
         energy_j_per_step: energy.map(|energy| energy.joules),
         ..none

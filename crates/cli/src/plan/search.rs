@@ -315,14 +315,14 @@ fn rows(base: &Plan, found: &SearchResult, configured: Option<(Plan, Timing)>) -
         row(plan, (&candidate.timing, range), reserved, fits, reason)
     });
     let best = best.collect();
-    let configured = configured.and_then(|(plan, timing)| {
-        let range = TimeRange::of(&plan, &timing)?;
+    let configured = configured.map(|(plan, timing)| {
+        let range = TimeRange::of(&plan, &timing);
         let device = planned_device(&plan, plan.mesh.ranks());
         let prediction = predict(&plan, device, Coverage::quick(&plan)).under_framework(&plan);
         let fits = fit::known(&plan, &prediction);
         let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
         let reason = lost(&plan, &timing);
-        Some(row(plan, (&timing, range), reserved, fits, reason))
+        row(plan, (&timing, range), reserved, fits, reason)
     });
     Rows { best, pick, configured }
 }

@@ -36,7 +36,7 @@ impl Speed {
         let (flops, ranks) = (plan.flops(), plan.mesh.ranks() as f64);
         let tokens = TOKENS_PER_PARAMETER * plan.parameter_count() as f64;
         Some(Speed {
-            range: TimeRange::of(plan, &timing)?,
+            range: TimeRange::of(plan, &timing),
             tokens: plan.tokens_per_step() as f64 / timing.step_s / ranks,
             model_flops: flops.model / timing.step_s / ranks,
             hardware_flops: flops.hardware / timing.step_s / ranks,
@@ -124,9 +124,15 @@ fn range(range: &TimeRange) -> String {
 }
 
 /// How long runs took, compared with their predictions.
-pub fn spread(TimeRange { spread, alike, .. }: &TimeRange) -> String {
-    let runs = if *alike { "runs like it" } else { "runs of other programs and machines" };
-    format!("{runs} took {:.2} to {:.2} times as long as predicted", spread.low, spread.high)
+pub fn spread(TimeRange { spread, calibrated, unknowns, .. }: &TimeRange) -> String {
+    let runs = if *calibrated { "runs on calibrated devices" } else { "runs that no constant was fitted on" };
+    let [faster, slower] = [-unknowns.faster, unknowns.slower].map(f64::exp);
+    let host = if (faster - 1.0).abs().max(slower - 1.0) < 0.005 {
+        String::new()
+    } else {
+        format!(", and host and links may change it by {faster:.2} to {slower:.2}")
+    };
+    format!("{runs} took {:.2} to {:.2} times as long as predicted{host}", spread.low, spread.high)
 }
 
 /// Joules in a readable unit.

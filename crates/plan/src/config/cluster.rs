@@ -105,6 +105,7 @@ fn device(raw: &RawCluster) -> Result<DeviceSpec, ConfigError> {
         value.map(|x| check(&format!("cluster.device.{key}"), x)).transpose()?;
     }
     attention(&spec.attention)?;
+    attention(&spec.portable_attention)?;
     products(&spec.products)?;
     for point in &spec.kernels {
         rate("cluster.device.kernels.bandwidth", point.bandwidth)?;

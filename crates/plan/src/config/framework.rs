@@ -43,8 +43,12 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("parameter_bytes", spec.parameter_bytes),
         ("bucket_bytes", spec.bucket_bytes),
         ("allocator", spec.allocator),
-        ("gathered", spec.gathered),
-        ("temporary", spec.temporary),
+        ("keeps.stream", spec.keeps.stream),
+        ("keeps.norms", spec.keeps.norms),
+        ("keeps.heads", spec.keeps.heads),
+        ("keeps.ffn", spec.keeps.ffn),
+        ("keeps.scores", spec.keeps.scores),
+        ("layer_gradients", spec.layer_gradients),
         ("kernels.copies", spec.kernels.copies),
     ];
     for (key, value) in additions {

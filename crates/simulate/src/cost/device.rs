@@ -11,7 +11,7 @@ use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
-use super::unfused::unfused;
+use super::unfused::{unfused, unfused_softmax};
 
 /// The speed of a device under a framework.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct DeviceModel {
     launch: f64,
     epilogue: Option<f64>,
     attention: Vec<AttentionPoint>,
+    /// Of this engine's backward for sequences that libraries do not take.
+    portable: Vec<AttentionPoint>,
     corrections: Vec<Correction>,
     kernels: Vec<KernelPoint>,
     framework: FrameworkSpec,
@@ -56,8 +58,8 @@ const TILES: [(f64, f64, f64); 5] =
     [(256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.94), (128.0, 64.0, 0.82), (64.0, 64.0, 0.65)];
 /// The number of parts into which the sums may be split.
 const SPLITS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
-/// Rows of a block of queries in flash attention.
-const QUERY_BLOCK: f64 = 128.0;
+/// Rows of a block of queries in flash attention. The fast kernels of a backward take whole blocks only.
+const QUERY_BLOCK: usize = 128;
 /// Widths of heads are padded to a multiple of this in flash attention.
 const HEAD_BLOCK: usize = 32;
 /// Libraries have fast kernels for 16-bit products whose rows begin at multiples of 16 bytes: of this many numbers.
@@ -81,6 +83,7 @@ impl DeviceModel {
             launch: device.launch.unwrap_or(4e-6),
             epilogue: device.epilogue,
             attention: device.attention.clone(),
+            portable: device.portable_attention.clone(),
             corrections: Vec::new(),
             kernels: device.kernels.clone(),
             framework: framework.clone(),
@@ -144,20 +147,30 @@ impl DeviceModel {
     }
 
     fn flash(&self, kernel: &Kernel, shape: AttentionShape, dtype: DType, backward: bool) -> f64 {
-        let rate = self.attention_rate(shape, is_fp32(dtype), backward);
-        let blocks = (shape.batch * shape.heads) as f64 * (shape.sequence as f64 / QUERY_BLOCK).ceil();
+        let fp32 = is_fp32(dtype);
+        let portable =
+            backward && self.framework.preset.is_none() && !shape.sequence.is_multiple_of(QUERY_BLOCK);
+        let has_portable = portable && self.portable.iter().any(|point| point.fp32 == fp32);
+        let points = if has_portable { &self.portable } else { &self.attention };
+        let rate = self.attention_rate(points, shape, fp32, backward);
+        let blocks = (shape.batch * shape.heads) as f64 * shape.sequence.div_ceil(QUERY_BLOCK) as f64;
         let waves = (blocks / self.units).ceil() * self.units / blocks;
         let padded = shape.head_dim.next_multiple_of(HEAD_BLOCK) as f64 / shape.head_dim as f64;
-        let padded =
-            if self.attention.iter().any(|point| point.head_dim == shape.head_dim) { 1.0 } else { padded };
+        let padded = if points.iter().any(|point| point.head_dim == shape.head_dim) { 1.0 } else { padded };
         kernel.flops as f64 / (rate * self.framework.attention) * waves.max(1.0) * padded
     }
 
     /// FLOP/s of flash attention, interpolated between the widths of heads that were measured by their distance.
-    fn attention_rate(&self, shape: AttentionShape, fp32: bool, backward: bool) -> f64 {
+    fn attention_rate(
+        &self,
+        points: &[AttentionPoint],
+        shape: AttentionShape,
+        fp32: bool,
+        backward: bool,
+    ) -> f64 {
         let peak = if fp32 { self.peak_fp32 } else { self.peak_16bit };
         let mut widths: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();
-        for point in self.attention.iter().filter(|point| point.fp32 == fp32) {
+        for point in points.iter().filter(|point| point.fp32 == fp32) {
             let rate = if backward { point.backward } else { point.forward };
             widths.entry(point.head_dim).or_default().push((point.sequence as f64, rate));
         }
@@ -178,11 +191,14 @@ impl DeviceModel {
         let scores = Product { batch, m: s, n: s, k: d, width, fp32 };
         let sums = Product { batch, m: s, n: d, k: s, width, fp32 };
         let elements = shape.scores() as f64;
-        let softmax =
-            |passes: f64| elements * (passes * width + self.framework.dropout) / self.bandwidth + self.launch;
-        let forward = self.bound(scores) + self.bound(sums) + softmax(2.0);
+        let softmax = |passes: f64, backward: bool| {
+            let beside = unfused_softmax(&self.framework, backward);
+            let bytes = passes * width + self.framework.dropout + beside.bytes;
+            elements * bytes / self.bandwidth + (1.0 + beside.launches) * self.launch
+        };
+        let forward = self.bound(scores) + self.bound(sums) + softmax(2.0, false);
         if backward {
-            let own = self.bound(scores) + 3.0 * self.bound(sums) + softmax(3.0);
+            let own = self.bound(scores) + 3.0 * self.bound(sums) + softmax(3.0, true);
             own + self.framework.attention_again * forward
         } else {
             forward
@@ -363,6 +379,32 @@ mod tests {
             (rate_at(&[(1024.0, 300.0)], 8192.0) - 300.0).abs() < 1e-9,
             "nothing is known of other lengths"
         );
+    }
+
+    #[test]
+    fn this_engine_has_a_slower_backward_for_sequences_that_are_no_whole_blocks() {
+        let point = |rate: f64| AttentionPoint {
+            head_dim: 64,
+            sequence: 1024,
+            fp32: false,
+            forward: 2.0 * rate,
+            backward: rate,
+        };
+        let device =
+            DeviceSpec { attention: vec![point(40e12)], portable_attention: vec![point(20e12)], ..device() };
+        let per_score = |sequence: usize, backward: bool, framework: &FrameworkSpec| {
+            let shape = AttentionShape { batch: 100, sequence, heads: 16, kv_heads: 16, head_dim: 64 };
+            let kind = KernelKind::Attention { shape, dtype: DType::BF16, flash: true, backward };
+            let kernel = Kernel { name: "attention", flops: 1 << 40, bytes: 0, kind };
+            DeviceModel::new(&device, framework).unwrap().seconds(&kernel)
+        };
+        let own = FrameworkSpec::default();
+        let other = FrameworkSpec { preset: Some("eager".into()), ..FrameworkSpec::default() };
+        let ratio = |backward, framework: &FrameworkSpec| {
+            per_score(1000, backward, framework) / per_score(1024, backward, framework)
+        };
+        assert!((ratio(true, &own) - 2.0).abs() < 1e-9);
+        assert!((ratio(false, &own) - 1.0).abs() < 1e-9 && (ratio(true, &other) - 1.0).abs() < 1e-9);
     }
 
     #[test]

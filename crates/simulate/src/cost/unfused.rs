@@ -90,6 +90,13 @@ fn beside_a_pass(kernel: &Kernel, kernels: &KernelsSpec, dropout: f64) -> Unfuse
     }
 }
 
+/// What a framework runs beside the softmax of plain attention, for each score: copies to fp32 and back, the mask, and a softmax
+/// in fp32.
+pub fn unfused_softmax(framework: &FrameworkSpec, backward: bool) -> Unfused {
+    let of_primitives = if backward { Unfused::new(26.0, 3.0) } else { Unfused::new(24.0, 3.0) };
+    of_primitives.when(framework.kernels.softmax == Fusion::Eager)
+}
+
 #[cfg(test)]
 mod tests {
     use kintsugi_tensor::DType;

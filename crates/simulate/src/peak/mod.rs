@@ -13,7 +13,7 @@ use kintsugi_plan::{Block, Plan, ScheduleKind};
 use kintsugi_tensor::Device;
 use rustc_hash::FxHashMap;
 
-use crate::footprint::{Addition, EnginePeak, has_own_memory, stage_parameters};
+use crate::footprint::{Addition, Peak, has_own_memory, stage_parameters};
 use crate::keys::{BlockMemoryKey, FullestKey, ProgramKey, ResidentKey, UnitMemoryKey};
 use crate::memo::Memo;
 use program::{MemoryProgram, StepPeak};
@@ -68,14 +68,14 @@ impl PeakMemory {
 
     fn under_framework(&self, plan: &Plan, program: &MemoryProgram, total: u64, step: StepPeak) -> u64 {
         let stage = program.stage;
-        let peak = EnginePeak {
+        let peak = Peak {
             total,
             // No activation is resident.
             activations: step.activations as u64,
             parameters: self.parameters.get(ResidentKey::of(plan, stage), || stage_parameters(plan, stage)),
             layers_in_flight: program.layers_in_flight(plan),
         };
-        Addition::new(plan, stage, &peak).reserved(plan, &peak)
+        Addition::new(plan, &peak).reserved(plan, &peak)
     }
 
     fn resident_on(&self, plan: &Plan, stage: usize) -> u64 {

@@ -16,6 +16,8 @@ use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{AddressSpace, Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Usage};
 use rustc_hash::FxHashMap;
 
+use crate::footprint::has_own_memory;
+use crate::framework_tensors::{Beside, FrameworkTensors};
 use crate::predict::NoTokens;
 
 /// The memory effect of an op.
@@ -37,6 +39,20 @@ pub(super) struct ActivationShare {
 }
 
 impl OpMemory {
+    /// With what a framework keeps and needs beside the op.
+    fn with(self, Beside { kept, activations, temporary }: Beside) -> Self {
+        let allocated = kept.max(0);
+        let share = |bytes: i64| if activations { bytes } else { 0 };
+        OpMemory {
+            rise: self.rise + allocated + temporary as i64,
+            change: self.change + kept,
+            activations: ActivationShare {
+                rise: self.activations.rise + share(allocated),
+                change: self.activations.change + share(kept),
+            },
+        }
+    }
+
     const NONE: OpMemory =
         OpMemory { rise: 0, change: 0, activations: ActivationShare { rise: 0, change: 0 } };
 }
@@ -209,6 +225,8 @@ fn small(plan: &Plan, sharding: Sharding) -> Plan {
 
 struct Probe {
     rank: Rank,
+    /// Of the plan's framework, if it has any.
+    tensors: Option<FrameworkTensors>,
     gauge: Rc<Gauge>,
 }
 
@@ -219,7 +237,8 @@ impl Probe {
         let backend: Rc<dyn Backend> = Rc::new(Paper::over(device, memory));
         let at = Coordinate::of_stage(stage);
         let groups = paper_groups(plan, at, &Rc::new(RefCell::new(Log::default())));
-        Probe { rank: Rank::new(Arc::new(plan.clone()), at, backend, groups), gauge }
+        let tensors = has_own_memory(plan).then(|| FrameworkTensors::new(plan));
+        Probe { tensors, rank: Rank::new(Arc::new(plan.clone()), at, backend, groups), gauge }
     }
 
     fn run(&mut self, op: Op) -> OpMemory {
@@ -229,11 +248,12 @@ impl Probe {
         let (highest, after) = (self.gauge.highest.get(), self.gauge.live.get());
         let bytes = |now: LiveBytes| now.bytes as i64 - before.bytes as i64;
         let activations = |now: LiveBytes| now.activations as i64 - before.activations as i64;
-        OpMemory {
+        let engine = OpMemory {
             rise: bytes(highest),
             change: bytes(after),
             activations: ActivationShare { rise: activations(highest), change: activations(after) },
-        }
+        };
+        self.tensors.map_or(engine, |tensors| engine.with(tensors.beside(op)))
     }
 }
 

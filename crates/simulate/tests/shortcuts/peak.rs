@@ -2,7 +2,7 @@
 
 use kintsugi_plan::ScheduleKind;
 use kintsugi_simulate::{Coverage, PeakMemory, predict};
-use kintsugi_spec::FrameworkSpec;
+use kintsugi_spec::{FrameworkSpec, KeepsSpec};
 use kintsugi_tensor::Device;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
@@ -47,8 +47,8 @@ proptest! {
             logit_bytes: 10.0,
             parameter_bytes: 2.0,
             bucket_bytes: 1.0,
-            gathered: 1.4,
-            temporary: 4.0,
+            keeps: KeepsSpec { stream: 2.0, norms: 4.0, heads: 2.0, ffn: 1.5, scores: 3.0 },
+            layer_gradients: 2.0,
             ..base.framework
         };
         let peaks = PeakMemory::new(DEVICES[1]);
