@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kintsugi_tensor::cuda::NvmlDevice;
+use kintsugi_gpu::NvmlDevice;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use super::products::{self, ProductTypes};

@@ -8,11 +8,11 @@ use std::{io, thread};
 
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Collective, Communicator, Connection, RankFailure, World, WorldOptions};
+use kintsugi_gpu::CudaBackend;
 use kintsugi_plan::{Axis, Group, Mesh, Span};
 use kintsugi_spec::{EmulatedLinks, Topology};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
-use kintsugi_tensor::cuda::CudaBackend;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 /// What is timed.

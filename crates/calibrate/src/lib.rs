@@ -21,9 +21,9 @@ pub use shapes::{Rows, Shapes};
 
 use std::time::Duration;
 
+use kintsugi_gpu::NvmlDevice;
 use kintsugi_spec::{AttentionPoint, DeviceSpec, ProductPoint};
 use kintsugi_tensor::Backend;
-use kintsugi_tensor::cuda::NvmlDevice;
 
 use bench::Bench;
 

@@ -10,13 +10,13 @@ use std::time::Duration;
 use clap::Args;
 use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, thread_links, under_background_load};
 use kintsugi_engine::ThreadError;
+use kintsugi_gpu::{CudaBackend, Gpu};
 use kintsugi_model::compute_type;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, GradientType, Plan};
 use kintsugi_spec::{Cause, DeviceSpec, Hardware, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
-use kintsugi_tensor::cuda::{CudaBackend, Gpu};
 use kintsugi_tensor::{Backend, DType};
 use serde::Serialize;
 
@@ -153,7 +153,7 @@ const GPU_MODELS: [&str; 5] = ["gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b"
 fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     /// More memory than the largest product and the largest copy take.
     const MEMORY: u64 = 12 << 30;
-    let failure = |error: kintsugi_tensor::cuda::CudaError| Failure::run(error);
+    let failure = |error: kintsugi_gpu::CudaError| Failure::run(error);
     let gpu = Gpu::new(0).map_err(failure)?;
     let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
     let models = GPU_MODELS.map(model);

@@ -3,8 +3,8 @@
 use clap::Args;
 use kintsugi_comm::mpi::Mpi;
 use kintsugi_comm::nccl;
+use kintsugi_gpu::libraries::{Report, devices, reports};
 use kintsugi_spec::{Cause, units};
-use kintsugi_tensor::cuda::libraries::{Report, devices, reports};
 use serde::Serialize;
 
 use crate::failure::Failure;

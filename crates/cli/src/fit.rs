@@ -1,11 +1,11 @@
 //! Whether a plan fits into the devices that it is for, and into this machine.
 
 use kintsugi_checkpoint::snapshot_bytes;
+use kintsugi_gpu::libraries;
 use kintsugi_plan::{DeviceKind, Plan, Resume};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Misfit, Prediction, check_memory, check_planned};
 use kintsugi_spec::{Cause, units};
-use kintsugi_tensor::cuda::libraries;
 
 use crate::failure::{ErrorContext, Failure};
 use crate::host;

@@ -2,9 +2,9 @@
 
 use std::fs;
 
+use kintsugi_gpu::{Gpu, libraries};
 use kintsugi_plan::Plan;
 use kintsugi_tensor::Device;
-use kintsugi_tensor::cuda::{Gpu, libraries};
 
 /// Cores that this process may use.
 pub fn cores() -> usize {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use kintsugi_gpu::Gpu;
+use kintsugi_gpu::libraries::devices;
 use kintsugi_spec::{EmulatedLinks, Topology};
-use kintsugi_tensor::cuda::Gpu;
-use kintsugi_tensor::cuda::libraries::devices;
 
 use crate::mpi::{Mpi, MpiWorld};
 use crate::nccl::{self, NcclSettings, NcclWorld, SHARED_GPU_VERSION};

@@ -3,10 +3,10 @@
 use kintsugi_checkpoint::{CheckpointError, WriterEnded};
 use kintsugi_comm::RankFailure;
 use kintsugi_data::DataError;
+use kintsugi_gpu::CudaError;
 use kintsugi_rank::{NonFinite, StoreError};
 use kintsugi_spec::Cause;
 use kintsugi_tensor::cpu::memory::OutOfMemory;
-use kintsugi_tensor::cuda::CudaError;
 use thiserror::Error;
 
 use crate::ThreadError;

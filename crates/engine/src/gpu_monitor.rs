@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use kintsugi_gpu::Gpu;
+use kintsugi_gpu::libraries::devices;
 use kintsugi_plan::{DeviceKind, Plan};
-use kintsugi_tensor::cuda::Gpu;
-use kintsugi_tensor::cuda::libraries::devices;
 
 /// Measures a GPU while a run uses it.
 pub(crate) struct GpuMonitor {

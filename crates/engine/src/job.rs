@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Communicator, Connection, RankFailure, Solo, World, WorldOptions};
+use kintsugi_gpu::CudaBackend;
+use kintsugi_gpu::libraries::devices;
 use kintsugi_plan::{Coordinate, DeviceKind, Group, Op, Plan, Program};
 use kintsugi_rank::{Groups, Purpose, Rank, Store, StoreError, StoredTensor, TokenSource};
 use kintsugi_spec::work;
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
-use kintsugi_tensor::cuda::CudaBackend;
-use kintsugi_tensor::cuda::libraries::devices;
 use kintsugi_tensor::{Backend, Device, ReplayOutcome};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -98,7 +98,7 @@ pub fn nccl_settings(plan: &Plan) -> NcclSettings {
 pub fn device(plan: &Plan, connection: Connection) -> Device {
     match plan.run.device {
         DeviceKind::Cpu => Device::Cpu { threads: connection.threads_per_rank(plan.mesh.ranks()) },
-        DeviceKind::Cuda => Device::Cuda { deterministic: plan.run.deterministic },
+        DeviceKind::Cuda => Device::cuda(plan.run.deterministic),
     }
 }
 
@@ -185,7 +185,7 @@ fn run_rank<T: Send>(
     };
     let threads = match device {
         Device::Cpu { threads } if threads > 1 => threads,
-        Device::Cpu { .. } | Device::Cuda { .. } => return guarded(),
+        Device::Cpu { .. } | Device::Gpu { .. } => return guarded(),
     };
     // The rank itself runs on one of the pool's threads, so handing work to the others is cheap.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
@@ -255,7 +255,7 @@ impl Worker {
         let at = job.plan.mesh.coordinate(number);
         // Ranks that share a GPU would disturb each other's autotuning.
         let long_running = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
-        let backend = backend(&job.memory, at.pp(), device, job.connection.gpu(), long_running)?;
+        let backend = backend(job, at.pp(), device, long_running)?;
         // Making groups has no timeout, so all processes come to it together.
         world.barrier()?;
         let groups = Groups::new(&job.plan, at, |group, members| -> Box<dyn Communicator> {
@@ -322,27 +322,26 @@ impl Worker {
     }
 }
 
-/// The backend of a rank of stage `stage`, with its memory, on GPU `gpu` if there are several. It autotunes its kernels only
-/// if the job is `long_running`.
+/// The backend of a rank of stage `stage`, with its memory. It autotunes its kernels only if the job is `long_running`.
 fn backend(
-    memory: &MemoryChoice,
+    job: &Job,
     stage: usize,
     device: Device,
-    gpu: usize,
     long_running: bool,
 ) -> Result<Rc<dyn Backend>, RankError> {
-    Ok(match (device, memory) {
+    Ok(match (device, &job.memory) {
         (Device::Cpu { threads }, MemoryChoice::Slab(bytes)) => {
             Rc::new(CpuBackend::new(Rc::new(Slab::new(bytes[stage])?), threads))
         }
         (Device::Cpu { threads }, MemoryChoice::Heap) => {
             Rc::new(CpuBackend::new(Rc::new(Heap::default()), threads))
         }
-        (Device::Cuda { deterministic }, MemoryChoice::Slab(bytes)) => {
+        (Device::Gpu { .. }, MemoryChoice::Slab(bytes)) => {
+            let (gpu, deterministic) = (job.connection.gpu(), job.plan.run.deterministic);
             let backend = CudaBackend::new(gpu % devices()?.max(1), bytes[stage], deterministic)?;
             Rc::new(if long_running { backend } else { backend.for_short_work() })
         }
-        (Device::Cuda { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),
+        (Device::Gpu { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),
     })
 }
 

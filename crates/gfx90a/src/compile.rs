@@ -20,7 +20,7 @@ use crate::error::Error;
 const LIBRARY: &str = "libamdhip64.so.5";
 
 /// The kernel files, with the header that is prepended to each.
-const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tensor/src/cuda/kernels");
+const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../gpu/src/kernels");
 const HEADER: &str = "common.cuh";
 
 const OPTIONS: [&str; 3] = ["--offload-arch=gfx90a", "-std=c++17", "-O3"];

@@ -17,7 +17,7 @@ pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
             Device::Cpu { threads: (plan.cluster.cores.unwrap_or(cores) / sharing).max(1) }
         }
         // `run.deterministic` applies to the planned GPUs only if the run itself uses GPUs.
-        Hardware::Gpu => Device::Cuda { deterministic: here == Hardware::Gpu && plan.run.deterministic },
+        Hardware::Gpu => Device::cuda(here == Hardware::Gpu && plan.run.deterministic),
     }
 }
 
@@ -32,7 +32,7 @@ mod tests {
     fn a_plan_for_gpus_is_the_same_on_every_computer() {
         let plan = ConfigSource::demo().set("cluster.preset=h200").plan().unwrap();
         let [one, many] = [1, 64].map(|cores| planned_device(&plan, plan.mesh.ranks(), cores));
-        assert_eq!(one, Device::Cuda { deterministic: false });
+        assert_eq!(one, Device::cuda(false));
         assert_eq!(predict(&plan, one, Coverage::WholeStep), predict(&plan, many, Coverage::WholeStep));
     }
 

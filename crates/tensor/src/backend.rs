@@ -13,32 +13,6 @@ use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
 };
 
-/// The properties of a device that decide how much memory it needs beside the tensors. A device and its paper backend
-/// share them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// A CPU rank.
-    Cpu {
-        /// Threads that share the work of one operation.
-        threads: usize,
-    },
-    /// A CUDA device, with one stream.
-    Cuda {
-        /// Whether the same inputs give the same bits. If so, the backward of attention needs more scratch memory.
-        deterministic: bool,
-    },
-}
-
-impl Device {
-    /// Bytes of the one fixed workspace per stream.
-    pub fn workspace_bytes(self) -> u64 {
-        match self {
-            Device::Cpu { threads } => crate::cpu::workspace_bytes(threads),
-            Device::Cuda { .. } => crate::cuda::WORKSPACE_BYTES,
-        }
-    }
-}
-
 /// One rank's device: its memory and the operations on it.
 ///
 /// Operations are enqueued in order. Only [`Backend::read`], [`Backend::download`], [`Backend::read_scalar`] and

@@ -1,8 +1,8 @@
 //! Memory and the training operations, behind one trait.
 //!
 //! A [`Backend`] owns the memory of one rank and runs the fused operations of [`ops`] on it. The layers of the model
-//! are written once against this trait. [`cpu`] and [`cuda`] execute the operations; [`paper`] only records which
-//! kernels would run.
+//! are written once against this trait. [`cpu`] and the crate `gpu` execute the operations; [`paper`] only records
+//! which kernels would run.
 
 mod backend;
 mod buffer;
@@ -15,15 +15,16 @@ mod replay_step;
 mod side_stream;
 
 pub mod cpu;
-pub mod cuda;
+pub mod device;
 pub mod ops;
 pub mod paper;
 
-pub use backend::{Backend, Device};
+pub use backend::Backend;
 pub use buffer::{Buffer, DividedBuffer, View};
+pub use device::Device;
 pub use dtype::DType;
 pub use fetch::Fetch;
-pub use mark::{Launch, LaunchedTransfer, Mark};
+pub use mark::{DeviceTimestamp, Launch, LaunchedTransfer, Mark};
 pub use memory::{AddressSpace, Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Usage};
 pub use notice::Notice;
 pub use replay_step::{ReplayOutcome, ReplayRequest};

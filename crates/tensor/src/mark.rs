@@ -1,9 +1,9 @@
 //! Timestamps between the operations that a rank has enqueued, on the clock of its device.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use crate::cuda;
 
 /// The time at which everything enqueued before it has run.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct Mark(Clock);
 #[derive(Debug)]
 enum Clock {
     Host(Instant),
-    Device(cuda::TimingEvent),
+    Device(Box<dyn DeviceTimestamp>),
 }
 
 impl Mark {
@@ -21,20 +21,25 @@ impl Mark {
         Mark(Clock::Host(Instant::now()))
     }
 
-    pub(crate) fn on_device(moment: cuda::TimingEvent) -> Self {
-        Mark(Clock::Device(moment))
+    /// A time on the clock of a device.
+    pub fn on_device(moment: impl DeviceTimestamp) -> Self {
+        Mark(Clock::Device(Box::new(moment)))
     }
 
     /// The time since an earlier mark of the same device. Waits for both.
     pub fn since(&self, earlier: &Mark) -> Duration {
         match (&self.0, &earlier.0) {
             (Clock::Host(now), Clock::Host(before)) => now.saturating_duration_since(*before),
-            (Clock::Device(now), Clock::Device(before)) => {
-                now.since(before).unwrap_or_else(|error| panic!("{error}"))
-            }
+            (Clock::Device(now), Clock::Device(before)) => now.since(&**before),
             _ => panic!("marks of two devices"),
         }
     }
+}
+
+/// A time on the clock of a device.
+pub trait DeviceTimestamp: Any + fmt::Debug {
+    /// The time since an earlier one of the same device. Waits for both, and panics if the device has failed.
+    fn since(&self, earlier: &dyn DeviceTimestamp) -> Duration;
 }
 
 /// What a transfer on a side stream is.

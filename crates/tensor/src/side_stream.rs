@@ -36,7 +36,7 @@ pub struct SideTransfer<'a> {
 /// The end of a transfer on a side stream.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "operations must be joined with the transfer before they use its memory"]
-pub struct SideEvent(pub(crate) usize);
+pub struct SideEvent(pub usize);
 
 /// A view of a stream for another thread, which watches whether the stream still runs.
 pub trait StreamWatch: Send + Sync {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kintsugi_tensor::cuda::libraries;
+use kintsugi_gpu::libraries;
 
 use crate::support::{command, folder, kintsugi, limited, tiny};
 

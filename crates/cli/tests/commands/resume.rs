@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use kintsugi_tensor::cuda::libraries;
+use kintsugi_gpu::libraries;
 use serde_json::Value;
 
 use crate::support::{TINY, command, folder, json_lines, kintsugi, stdout, tiny};

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kintsugi_gpu::Gpu;
 use kintsugi_spec::{Group, Topology};
-use kintsugi_tensor::cuda::Gpu;
 use kintsugi_tensor::{AddressSpace, Backend, Category, DType};
 
 use super::NcclSettings;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use kintsugi_comm::nccl::{self, NcclSettings, SHARED_GPU_VERSION};
 use kintsugi_comm::rendezvous::{Rendezvous, arrange_locally};
 use kintsugi_comm::{Collective, Connection, World, WorldOptions};
+use kintsugi_gpu::libraries::devices;
+use kintsugi_gpu::{CudaBackend, Gpu};
 use kintsugi_spec::Group;
-use kintsugi_tensor::cuda::libraries::devices;
-use kintsugi_tensor::cuda::{CudaBackend, Gpu};
 use kintsugi_tensor::{Backend, Category, DType};
 use kintsugi_testing::{Need, skip};
 

@@ -8,10 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kintsugi_comm::Connection;
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
+use kintsugi_gpu::libraries;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Coverage, predict};
-use kintsugi_tensor::cuda::libraries;
 use kintsugi_testing::{Need, skip};
 
 /// A small model on one GPU with cuDNN's attention, two micro-batches per step and several evaluations.

@@ -10,7 +10,7 @@ use proptest::sample::select;
 
 use crate::layouts::{bases, plan, strategies};
 
-const DEVICES: [Device; 2] = [Device::Cpu { threads: 1 }, Device::Cuda { deterministic: true }];
+const DEVICES: [Device; 2] = [Device::Cpu { threads: 1 }, Device::cuda(true)];
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]

@@ -10,7 +10,7 @@ pub use cost::GELU;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::cuda::{AttentionPass, asks_cudnn, attention_workspace_bytes};
+use crate::device::asks_library;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
@@ -127,10 +127,9 @@ impl Paper {
     }
 
     /// Allocates and releases the scratch that attention needs beside the workspace, as the device does.
-    fn take_scratch(&self, shape: AttentionShape, dtype: DType, cudnn: bool, backward: bool) {
-        let Device::Cuda { deterministic } = self.device else { return };
-        let pass = if backward { AttentionPass::Backward { deterministic } } else { AttentionPass::Forward };
-        let bytes = attention_workspace_bytes(shape, dtype, cudnn, pass);
+    fn take_scratch(&self, shape: AttentionShape, dtype: DType, asked: bool, backward: bool) {
+        let Device::Gpu { attention, .. } = self.device else { return };
+        let bytes = attention.workspace(shape, dtype, asked, backward).bytes();
         if bytes > 0 {
             self.memory.release(self.memory.allocate(bytes, Category::Workspace));
         }
@@ -212,13 +211,13 @@ impl Backend for Paper {
 
     fn attention(&self, op: Attention) {
         op.check();
-        self.take_scratch(op.shape, op.qkv.dtype(), asks_cudnn(&op.saved, op.starts), false);
+        self.take_scratch(op.shape, op.qkv.dtype(), asks_library(&op.saved, op.starts), false);
         self.record(cost::attention(&op));
     }
 
     fn attention_backward(&self, op: AttentionBackward) {
         op.check();
-        self.take_scratch(op.shape, op.qkv.dtype(), asks_cudnn(&op.saved, op.starts), true);
+        self.take_scratch(op.shape, op.qkv.dtype(), asks_library(&op.saved, op.starts), true);
         self.record(cost::attention_backward(&op));
     }
 
@@ -313,7 +312,7 @@ mod tests {
 
     #[test]
     fn attention_on_a_gpu_allocates_and_releases_scratch() {
-        let paper = Paper::new(Device::Cuda { deterministic: true });
+        let paper = Paper::new(Device::cuda(true));
         let shape = AttentionShape { batch: 2, sequence: 128, heads: 2, kv_heads: 2, head_dim: 64 };
         let (rows, heads) = (shape.rows(), shape.heads);
         let [qkv, out] =
@@ -326,17 +325,14 @@ mod tests {
         paper.attention_backward(op);
         let peak = paper.memory().peak();
         assert!(peak.total() - before >= 2 * shape.scores() as u64, "the scores' gradients, in bf16");
-        assert_eq!(
-            peak.get(Category::Activations),
-            before - Device::Cuda { deterministic: true }.workspace_bytes()
-        );
+        assert_eq!(peak.get(Category::Activations), before - Device::cuda(true).workspace_bytes());
         let next = paper.allocate(1, DType::F32, Category::Weights).address();
         assert_eq!(next, before, "the scratch was released");
 
-        let masked = Paper::new(Device::Cuda { deterministic: true });
+        let masked = Paper::new(Device::cuda(true));
         let starts = paper.allocate(rows, DType::U32, Category::Activations);
         masked.attention_backward(AttentionBackward { starts: Some(starts.view()), ..op });
-        let dots = masked.memory().peak().total() - Device::Cuda { deterministic: true }.workspace_bytes();
+        let dots = masked.memory().peak().total() - Device::cuda(true).workspace_bytes();
         assert_eq!(dots, 4 * (rows * heads) as u64, "our own kernels run, and need no more");
     }
 

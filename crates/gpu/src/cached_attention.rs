@@ -1,0 +1,34 @@
+//! Attention of new tokens over a key-value cache.
+
+use super::error::CudaError;
+use super::kernels::CACHED_ATTENTION;
+use super::launcher::{Launcher, common_suffix, per_row, pointer};
+use super::stream::{Argument, Grid};
+use kintsugi_tensor::ops::{AttentionShape, CachedAttention};
+
+// As in the kernels.
+const THREADS: u32 = 128;
+const HEAD_DIM: usize = 256;
+
+/// See [`CachedAttention`]. One kernel appends to the cache, the next one reads it.
+pub(super) fn cached_attention(launcher: &Launcher, op: &CachedAttention) -> Result<(), CudaError> {
+    let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
+    if head_dim > HEAD_DIM {
+        return Err(CudaError::Unsupported(format!(
+            "attention with heads of {head_dim}: up to {HEAD_DIM} are supported"
+        )));
+    }
+    let suffix = common_suffix(&[op.qkv, op.keys, op.values, op.out])?;
+    let sizes = [sequence, heads, kv_heads, head_dim, op.capacity].map(|size| Argument::from(size as u32));
+    let cache = [pointer(op.qkv), pointer(op.positions), pointer(op.keys), pointer(op.values)];
+    let append = per_row(op.shape.rows(), kv_heads * head_dim, 256);
+    let arguments = [&cache[..], &sizes].concat();
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&CACHED_ATTENTION, &format!("cache_append_{suffix}"), append, &arguments)? };
+    let grid = Grid::new(sequence, THREADS);
+    let attend = Grid { blocks: (grid.blocks.0, heads as u32, batch as u32), ..grid };
+    let scale = Argument::from((1.0 / (head_dim as f64).sqrt()) as f32);
+    let arguments = [&cache[..], &[pointer(op.out)], &sizes, &[scale]].concat();
+    // SAFETY: as above.
+    unsafe { launcher.launch(&CACHED_ATTENTION, &format!("cached_attention_{suffix}"), attend, &arguments) }
+}

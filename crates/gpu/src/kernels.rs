@@ -1,0 +1,197 @@
+//! The kernel source files, and a cache of the kernels that have been loaded.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::rc::Rc;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::CUmodule;
+
+use super::error::CudaError;
+use super::nvrtc;
+use super::stream::{Argument, Function, Grid, Stream, Table};
+use kintsugi_tensor::DType;
+
+/// The header that is prepended to every kernel file: types, conversions, reductions.
+pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
+
+/// The headers that kernel files for the tensor cores include, by name.
+pub(crate) const HEADERS: [(&str, &str); 4] = [
+    ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
+    ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
+    ("hopper_instructions.cuh", include_str!("kernels/hopper_instructions.cuh")),
+    ("hopper_attention.cuh", include_str!("kernels/hopper_attention.cuh")),
+];
+
+/// A kernel source file, without [`COMMON`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    /// File name without extension.
+    pub(crate) name: &'static str,
+    /// CUDA C++ that hipcc also compiles, unless the file includes one of [`HEADERS`] or names an architecture.
+    pub(crate) text: &'static str,
+}
+
+/// The architecture in the file's `// architecture:` line. `None` if the file compiles for every architecture.
+pub(crate) fn architecture(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix("// architecture: "))
+}
+
+/// Declares kernel files.
+macro_rules! sources {
+    ($($constant:ident = $name:literal),+ $(,)?) => {
+        $(pub(crate) static $constant: Source =
+            Source { name: $name, text: include_str!(concat!("kernels/", $name, ".cu")) };)+
+    };
+}
+
+sources! {
+    ELEMENTWISE = "elementwise",
+    COLUMN_SUM = "column_sum",
+    NORM = "norm",
+    ACTIVATION = "activation",
+    ROTARY = "rotary",
+    EMBEDDING = "embedding",
+    LOSS = "loss",
+    OPTIMIZER = "optimizer",
+    QUANTIZE = "quantize",
+    EPILOGUE = "epilogue",
+    ATTENTION = "attention",
+    CACHED_ATTENTION = "cached_attention",
+    HOPPER_PRODUCT = "hopper_product",
+    HOPPER_ATTENTION_FORWARD = "hopper_attention_forward",
+    HOPPER_ATTENTION_BACKWARD = "hopper_attention_backward",
+    TENSOR_ATTENTION_FORWARD = "tensor_attention_forward",
+    TENSOR_ATTENTION_BACKWARD = "tensor_attention_backward",
+}
+
+/// The kernels of one device. A file is compiled and loaded when one of its kernels is first used.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernels {
+    stream: Stream,
+    loaded: Rc<RefCell<Loaded>>,
+}
+
+#[derive(Debug, Default)]
+struct Loaded {
+    /// Keyed by file name and definitions; functions are keyed by kernel name and definitions.
+    modules: HashMap<String, CUmodule>,
+    functions: HashMap<String, Function>,
+}
+
+impl Kernels {
+    /// An empty cache.
+    pub(crate) fn new(stream: &Stream) -> Self {
+        Kernels { stream: stream.clone(), loaded: Rc::default() }
+    }
+
+    /// The stream that kernels are enqueued on.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Looks up kernel `name` of a file compiled with these definitions (`NAME=value`). Kernel names are unique over
+    /// all files.
+    fn defined(
+        &self,
+        source: &'static Source,
+        definitions: &[String],
+        name: &str,
+    ) -> Result<Function, CudaError> {
+        let loaded = &mut *self.loaded.borrow_mut();
+        let key = |name: &str| format!("{name} {}", definitions.join(" "));
+        if let Some(&function) = loaded.functions.get(&key(name)) {
+            return Ok(function);
+        }
+        self.stream.mark_not_repeatable();
+        let module = match loaded.modules.get(&key(source.name)) {
+            Some(&module) => module,
+            None => *loaded.modules.entry(key(source.name)).or_insert(self.load(source, definitions)?),
+        };
+        let symbol = CString::new(name).expect("kernel names hold no zero");
+        // SAFETY: the module is loaded and is never unloaded before its context ends.
+        let function = Function(unsafe { result::module::get_function(module, symbol)? });
+        loaded.functions.insert(key(name), function);
+        Ok(function)
+    }
+
+    /// Enqueues the kernel `name` of a file.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch(
+        &self,
+        source: &'static Source,
+        name: &str,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with_table(source, name, grid, &[], arguments) }
+    }
+
+    /// The same for a kernel that takes a table by value before its other arguments.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch_with_table(
+        &self,
+        source: &'static Source,
+        name: &str,
+        grid: Grid,
+        table: Table,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_defined(source, &[], name, grid, table, arguments) }
+    }
+
+    /// The same for a file that is compiled with definitions.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch_defined(
+        &self,
+        source: &'static Source,
+        definitions: &[String],
+        name: &str,
+        grid: Grid,
+        table: Table,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        let function = self.defined(source, definitions, name)?;
+        let launched = self.stream.launching(
+            || name.to_owned(),
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { self.stream.launch(function, grid, table, arguments) }
+            },
+        );
+        launched.map_err(|error| error.during(format_args!("{name}, {grid:?}")))
+    }
+
+    fn load(&self, source: &'static Source, definitions: &[String]) -> Result<CUmodule, CudaError> {
+        let (major, minor) = self.stream.capability();
+        let portable = format!("sm_{major}{minor}");
+        let architecture = architecture(source.text).unwrap_or(&portable);
+        let image = nvrtc::cubin(source.name, source.text, architecture, definitions)?;
+        // SAFETY: a whole image made for this architecture, and the context is current.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        module
+            .map_err(|error| CudaError::from(error).during(format_args!("the kernels of {}.cu", source.name)))
+    }
+}
+
+/// The suffix of a type in kernel names.
+pub(crate) fn suffix(dtype: DType) -> Result<&'static str, CudaError> {
+    match dtype {
+        DType::F32 => Ok("f32"),
+        DType::BF16 => Ok("bf16"),
+        DType::F16 => Ok("f16"),
+        DType::F64 => Err(CudaError::Unsupported(
+            "f64 is for finite differences on the CPU: the CUDA backend computes in f32, bf16 and f16".into(),
+        )),
+        DType::U32 | DType::U8 => Err(CudaError::Unsupported("token ids and bytes are not numbers".into())),
+    }
+}

@@ -1,0 +1,140 @@
+//! The end of a step: the norm of the gradients, the step's control values, and `AdamW`.
+
+use super::error::CudaError;
+use super::kernels::{OPTIMIZER, suffix};
+use super::launcher::{Launcher, device_address, pointer, pointer_or_null};
+use super::stream::Grid;
+use kintsugi_tensor::ops::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl};
+use kintsugi_tensor::{DType, View};
+
+/// Elements that one block squares and sums (`SQUARES_CHUNK` of `optimizer.cu`).
+const SQUARES_CHUNK: usize = 16384;
+
+/// Most parts of one launch (`SQUARES_PARTS`), and words per part in the table.
+const SQUARES_PARTS: usize = 96;
+const SQUARES_WORDS: usize = 4;
+
+/// Elements that one block updates (`UPDATE_CHUNK`).
+const UPDATE_CHUNK: usize = 4096;
+
+/// Most segments of one launch (`UPDATE_SEGMENTS`), and words per segment in the table.
+const UPDATE_SEGMENTS: usize = 56;
+const UPDATE_WORDS: usize = 8;
+
+/// Threads per block, and of the single block that finishes a sum.
+const THREADS: u32 = 256;
+const END_THREADS: u32 = 1024;
+
+/// See [`SumsOfSquares`]. One launch per [`SQUARES_PARTS`] parts, each followed by a small one that finishes the sums.
+pub(super) fn sums_of_squares(launcher: &Launcher, op: &SumsOfSquares) -> Result<(), CudaError> {
+    for view in op.parts.iter().filter_map(|part| part.own).chain(op.total) {
+        expect_f32("a sum of squares", view)?;
+    }
+    op.parts.chunks(SQUARES_PARTS).try_for_each(|parts| some_squares(launcher, parts, op.total))
+}
+
+fn some_squares(launcher: &Launcher, parts: &[Squares], total: Option<View>) -> Result<(), CudaError> {
+    let name = format!("squares_{}", suffix(parts[0].from.dtype())?);
+    let (mut table, mut blocks) = ([0; SQUARES_PARTS * SQUARES_WORDS], 0);
+    for (words, part) in table.as_chunks_mut::<SQUARES_WORDS>().0.iter_mut().zip(parts) {
+        let own = part.own.map_or(0, device_address);
+        *words =
+            [device_address(part.from), own, part.from.len() as u64, block_and_flag(blocks, part.counts)];
+        blocks += part.from.len().div_ceil(SQUARES_CHUNK);
+    }
+    let partial = launcher.scratch(blocks * size_of::<f64>())?;
+    let count = (parts.len() as u32).into();
+    let arguments = [count, partial.into()];
+    let grid = Grid::new(blocks, THREADS);
+    // SAFETY: as the kernel declares; the scratch has room for a sum of every block.
+    unsafe { launcher.launch_with_table(&OPTIMIZER, &name, grid, &table, &arguments)? };
+    let arguments = [count, (blocks as u32).into(), partial.into(), pointer_or_null(total)];
+    let grid = Grid::new(1, END_THREADS);
+    // SAFETY: as the kernel declares; the partial sums were written just before.
+    unsafe { launcher.launch_with_table(&OPTIMIZER, "squares_end", grid, &table, &arguments) }
+}
+
+/// A table entry: the number of the first block, with a flag in the high bits.
+fn block_and_flag(block: usize, flag: bool) -> u64 {
+    block as u64 | u64::from(flag) << 32
+}
+
+/// See [`UpdateControl`].
+pub(super) fn update_control(launcher: &Launcher, op: &UpdateControl) -> Result<(), CudaError> {
+    for view in [op.control, op.sum_of_squares, op.loss_sum] {
+        expect_f32("the control of a step", view)?;
+    }
+    let scaler = op.scaler.unwrap_or(LossScaler { window: 0, largest: 0.0 });
+    let arguments = [
+        pointer(op.control),
+        pointer(op.sum_of_squares),
+        pointer(op.loss_sum),
+        op.tokens.into(),
+        op.clip.into(),
+        op.rate.peak.into(),
+        op.rate.floor.into(),
+        (op.rate.warmup as f64).into(),
+        (op.rate.decay_start as f64).into(),
+        (op.rate.decay_steps as f64).into(),
+        (op.rate.curve as u32).into(),
+        op.betas.0.into(),
+        op.betas.1.into(),
+        (scaler.window as f64).into(),
+        scaler.largest.into(),
+    ];
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&OPTIMIZER, "update_control", Grid::new(1, 1), &arguments) }
+}
+
+/// See [`AdamW`]. One launch per [`UPDATE_SEGMENTS`] segments, over all parameters.
+pub(super) fn adamw(launcher: &Launcher, op: &AdamW) -> Result<(), CudaError> {
+    expect_f32("the control of a step", op.control)?;
+    let Some(first) = op.parameters.first() else { return Ok(()) };
+    expect_f32("master weights", first.master)?;
+    let moments = first.first_moment.dtype();
+    assert_eq!(moments, first.second_moment.dtype(), "moments of two types");
+    let weights = first.weights.map_or(DType::BF16, |weights| weights.dtype());
+    if !matches!(moments, DType::F32 | DType::BF16) || !matches!(weights, DType::BF16 | DType::F16) {
+        let sentence = format!("AdamW has no kernel for moments in {moments:?} and weights in {weights:?}");
+        return Err(CudaError::Unsupported(sentence));
+    }
+    let name = format!("adamw_{}_{}_{}", suffix(first.gradient.dtype())?, suffix(moments)?, suffix(weights)?);
+    let segments: Vec<(Parameters, Segment)> =
+        op.parameters.iter().flat_map(|of| of.segments.iter().map(|segment| (*of, *segment))).collect();
+    segments.chunks(UPDATE_SEGMENTS).try_for_each(|some| update(launcher, op, some, &name))
+}
+
+fn update(
+    launcher: &Launcher,
+    op: &AdamW,
+    segments: &[(Parameters, Segment)],
+    name: &str,
+) -> Result<(), CudaError> {
+    let (mut table, mut blocks) = ([0; UPDATE_SEGMENTS * UPDATE_WORDS], 0);
+    for (words, (of, segment)) in table.as_chunks_mut::<UPDATE_WORDS>().0.iter_mut().zip(segments) {
+        let run = |view: View| device_address(view) + (segment.start * view.dtype().bytes()) as u64;
+        let addresses = [of.gradient, of.master, of.first_moment, of.second_moment].map(run);
+        let weights = of.weights.map_or(0, run);
+        let [gradient, master, first, second] = addresses;
+        let len = segment.len as u64;
+        *words = [gradient, master, first, second, weights, len, block_and_flag(blocks, segment.decay), 0];
+        blocks += segment.len.div_ceil(UPDATE_CHUNK);
+    }
+    let arguments = [
+        (segments.len() as u32).into(),
+        pointer(op.control),
+        (op.betas.0 as f32).into(),
+        (op.betas.1 as f32).into(),
+        (op.epsilon as f32).into(),
+        (op.weight_decay as f32).into(),
+    ];
+    // SAFETY: as the kernel declares; every segment lies in its views.
+    unsafe { launcher.launch_with_table(&OPTIMIZER, name, Grid::new(blocks, THREADS), &table, &arguments) }
+}
+
+fn expect_f32(what: &str, view: View) -> Result<(), CudaError> {
+    if view.dtype() == DType::F32 {
+        return Ok(());
+    }
+    Err(CudaError::Unsupported(format!("{what} is kept in f32 on CUDA, not in {:?}", view.dtype())))
+}

@@ -1,0 +1,46 @@
+//! Rotary positions (arXiv 2104.09864).
+
+use kintsugi_spec::RotaryScaling;
+
+use super::error::CudaError;
+use super::kernels::{ROTARY, suffix};
+use super::launcher::{Launcher, PACK, aligned, pointer, pointer_or_null, size};
+use super::stream::Grid;
+use kintsugi_tensor::ops::Rotary;
+
+const THREADS: usize = 128;
+
+/// See [`Rotary`].
+pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), CudaError> {
+    let pairs = op.dims / 2;
+    if pairs == 0 {
+        return Ok(());
+    }
+    let wide = pairs.is_multiple_of(PACK) && aligned(op.shape.head_dim, &[op.qkv]);
+    let name = format!("rotary_{}{}", if wide { "wide_" } else { "" }, suffix(op.qkv.dtype())?);
+    let threads = op.shape.rows() * if wide { pairs / PACK } else { pairs };
+    let rotated = op.shape.heads + op.shape.kv_heads;
+    // A factor of 1 scales nothing.
+    let none = RotaryScaling { factor: 1.0, low: 0.0, high: 1.0, positions: 1 };
+    let scaling = op.scaling.unwrap_or(none);
+    let arguments = [
+        pointer(op.qkv),
+        pointer_or_null(op.positions),
+        size(op.shape.rows()),
+        size(op.shape.sequence),
+        size(op.shape.qkv_width()),
+        (rotated as u32).into(),
+        (op.shape.head_dim as u32).into(),
+        (pairs as u32).into(),
+        op.base.into(),
+        scaling.factor.into(),
+        scaling.low.into(),
+        scaling.high.into(),
+        (scaling.positions as f64).into(),
+        op.inverse.into(),
+    ];
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe {
+        launcher.launch(&ROTARY, &name, Grid::new(threads.div_ceil(THREADS), THREADS as u32), &arguments)
+    }
+}
