@@ -48,11 +48,24 @@ pub(crate) struct Kernel {
     pub(crate) lds: usize,
     /// Bytes of scratch memory of a lane.
     pub(crate) scratch: usize,
+    /// Vector registers of a lane, accumulation registers among them.
+    registers: usize,
     pub(crate) max_threads: u32,
     pub(crate) arguments: Vec<Slot>,
     /// Bytes of all arguments, hidden ones included.
     pub(crate) argument_bytes: usize,
     pub(crate) setup: Setup,
+}
+
+/// What a kernel needs, by its compiler's report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Bytes of static LDS.
+    pub lds: usize,
+    /// Bytes of scratch memory of a lane, where registers are spilled.
+    pub scratch: usize,
+    /// Vector registers of a lane, accumulation registers among them.
+    pub registers: usize,
 }
 
 /// An argument's place.
@@ -99,6 +112,12 @@ impl CodeObject {
     /// The names of the kernels, in alphabetical order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.kernels.keys().map(String::as_str)
+    }
+
+    /// What a kernel needs.
+    pub fn resources(&self, kernel: &str) -> Result<Resources, Error> {
+        let Kernel { lds, scratch, registers, .. } = *self.kernel(kernel)?;
+        Ok(Resources { lds, scratch, registers })
     }
 
     pub(crate) fn kernel(&self, name: &str) -> Result<Rc<Kernel>, Error> {
@@ -221,6 +240,7 @@ fn kernel(metadata: &Value, name: &str, at: u64, image: &[u8]) -> Option<Kernel>
         entry: at.wrapping_add(offset),
         lds: word(0)? as usize,
         scratch: word(4)? as usize,
+        registers: number(metadata, ".vgpr_count")?,
         max_threads: number(metadata, ".max_flat_workgroup_size")? as u32,
         arguments: slots.iter().map(slot).collect::<Option<_>>()?,
         argument_bytes: number(metadata, ".kernarg_segment_size")?,

@@ -56,14 +56,13 @@ impl Compiler {
         Ok(Compiler { library, version, cache: cache.to_owned() })
     }
 
-    /// Compiles one of Kintsugi's kernel files, by its name without the extension.
-    pub fn kernel_file(&self, name: &str) -> Result<CodeObject, Error> {
-        let read = |file: String| {
-            let path = Path::new(KERNELS).join(file);
-            fs::read_to_string(&path).map_err(|error| Error::File { path, error })
-        };
-        let (header, text) = (read(HEADER.to_owned())?, read(format!("{name}.cu"))?);
-        self.compile(name, &format!("{header}\n#line 1 \"{name}.cu\"\n{text}"))
+    /// Compiles one of Kintsugi's kernel files, by its name without the extension, with definitions such as
+    /// `HEAD_DIM=64`.
+    pub fn kernel_file(&self, name: &str, definitions: &[String]) -> Result<CodeObject, Error> {
+        let define = |definition: &String| format!("#define {}", definition.replacen('=', " ", 1));
+        let mut parts: Vec<String> = definitions.iter().map(define).collect();
+        parts.extend([included(HEADER)?, included(&format!("{name}.cu"))?]);
+        self.compile(name, &parts.join("\n"))
     }
 
     /// Compiles a source. The name is for messages.
@@ -133,6 +132,20 @@ impl Compiler {
         check(get, unsafe { write(program, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
+}
+
+/// The text of a kernel file, with the headers that it includes in their places.
+fn included(file: &str) -> Result<String, Error> {
+    let path = Path::new(KERNELS).join(file);
+    let text = fs::read_to_string(&path).map_err(|error| Error::File { path, error })?;
+    let mut whole = vec![format!("#line 1 \"{file}\"")];
+    for (number, line) in text.lines().enumerate() {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(header) => whole.extend([included(header)?, format!("#line {} \"{file}\"", number + 2)]),
+            None => whole.push(line.to_owned()),
+        }
+    }
+    Ok(whole.join("\n"))
 }
 
 /// A function of the library.

@@ -1,6 +1,7 @@
 //! LDS, the memory of a workgroup, with the accesses of its waves since the last barrier.
 
 use crate::error::Fault;
+use crate::profile::LdsCycles;
 
 /// Uninitialised LDS holds NaNs, so that a sum over it shows.
 const UNINITIALISED: u8 = 0xff;
@@ -13,6 +14,8 @@ pub(crate) struct Lds {
     granule_bits: u32,
     /// Number of barriers so far. Accesses of earlier intervals do not count.
     interval: u32,
+    /// `None` if nobody wants to know.
+    cycles: Option<LdsCycles>,
 }
 
 /// The accesses to one piece of LDS in an interval between two barriers.
@@ -39,7 +42,24 @@ impl Lds {
     pub(crate) fn new(size: usize, granule: usize) -> Self {
         let granule_bits = granule.ilog2();
         let accesses = vec![Accesses::default(); size.div_ceil(granule)];
-        Lds { bytes: vec![UNINITIALISED; size], accesses, granule_bits, interval: 1 }
+        Lds { bytes: vec![UNINITIALISED; size], accesses, granule_bits, interval: 1, cycles: None }
+    }
+
+    /// Counts the cycles of accesses from now on.
+    pub(crate) fn count_cycles(&mut self) {
+        self.cycles = Some(LdsCycles::default());
+    }
+
+    /// The cycles of accesses so far; zero if they are not counted.
+    pub(crate) fn cycles(&self) -> LdsCycles {
+        self.cycles.unwrap_or_default()
+    }
+
+    /// Counts an access of `bytes` by each of the lanes at these offsets.
+    pub(crate) fn count_access(&mut self, offsets: impl Iterator<Item = u64>, bytes: usize) {
+        if let Some(cycles) = &mut self.cycles {
+            cycles.add(&offsets.collect::<Vec<_>>(), bytes);
+        }
     }
 
     /// All waves have reached a barrier.

@@ -7,7 +7,7 @@
 //!
 //! Semantics are those of AMD's "Instinct MI200 Instruction Set Architecture" and LLVM's "User Guide for AMDGPU Backend".
 //! Each file holds one class of instructions, by the name that it has there. Instructions are decoded from the text of
-//! `llvm-objdump`. Time is not modelled.
+//! `llvm-objdump`. Time is not modelled; a [`Profile`] counts what was executed.
 #![deny(unsafe_code)]
 #![expect(clippy::float_cmp, reason = "instructions compare numbers exactly, and so do their tests")]
 #![expect(clippy::precedence, reason = "shifts before masks, as in the manual")]
@@ -24,6 +24,7 @@ mod memory;
 mod memory_instructions;
 mod mfma;
 mod operand;
+mod profile;
 mod random;
 mod smem;
 mod sop;
@@ -32,8 +33,9 @@ mod vop;
 mod vop3p;
 mod wave;
 
-pub use code_object::CodeObject;
+pub use code_object::{CodeObject, Resources};
 pub use compile::Compiler;
 pub use error::{Error, Fault, FaultReport};
 pub use launch::{Argument, Grid};
 pub use machine::Machine;
+pub use profile::{LdsCycles, Profile};

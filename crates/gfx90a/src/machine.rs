@@ -11,6 +11,7 @@ use crate::error::{Error, Fault, FaultReport};
 use crate::launch::{self, Argument, Grid};
 use crate::lds::Lds;
 use crate::memory::Memory;
+use crate::profile::Profile;
 use crate::random::Random;
 use crate::wave::{LANES, State, Wave};
 
@@ -28,13 +29,18 @@ const MAX_TURN: u64 = 2000;
 pub struct Machine {
     memory: Memory,
     random: Random,
-    executed: u64,
+    profile: Option<Profile>,
 }
 
 impl Machine {
     /// A machine without buffers. The seed decides the order of workgroups and waves.
     pub fn new(seed: u64) -> Self {
-        Machine { memory: Memory::default(), random: Random::new(seed), executed: 0 }
+        Machine { memory: Memory::default(), random: Random::new(seed), profile: None }
+    }
+
+    /// The same, which counts what it executes.
+    pub fn with_profile(seed: u64) -> Self {
+        Machine { profile: Some(Profile::default()), ..Machine::new(seed) }
     }
 
     /// Adds a buffer that kernels may read and write, and returns its address. The name is for messages.
@@ -58,9 +64,9 @@ impl Machine {
         to.copy_from_slice(bytes);
     }
 
-    /// Instructions that waves have executed so far.
-    pub fn executed(&self) -> u64 {
-        self.executed
+    /// What was executed since the last call. Empty for a machine without a profile.
+    pub fn take_profile(&mut self) -> Profile {
+        self.profile.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Runs a kernel to its end.
@@ -105,12 +111,19 @@ impl Machine {
     fn run_workgroup(&mut self, launch: &Launch, workgroup: [u32; 3]) -> Result<(), Error> {
         let mut waves = launch.waves(workgroup);
         let mut lds = Lds::new(launch.lds, launch.program.lds_granule);
+        if self.profile.is_some() {
+            lds.count_cycles();
+        }
+        let mut executed = vec![0; launch.program.instructions.len()];
         let mut left = MAX_INSTRUCTIONS;
         loop {
             let running: Vec<usize> =
                 (0..waves.len()).filter(|&wave| waves[wave].state == State::Running).collect();
             if running.is_empty() {
                 if waves.iter().all(|wave| wave.state == State::Ended) {
+                    if let Some(profile) = &mut self.profile {
+                        launch.add_to(profile, &executed, &lds);
+                    }
                     return Ok(());
                 }
                 // Waves that have ended take no part in barriers.
@@ -128,7 +141,7 @@ impl Machine {
                 launch
                     .step(wave, &mut self.memory, &mut lds)
                     .map_err(|fault| launch.fault(workgroup, index, at, fault))?;
-                self.executed += 1;
+                executed[at] += 1;
                 left -= 1;
                 if left == 0 {
                     return Err(launch.fault(workgroup, index, at, Fault::TooLong));
@@ -194,6 +207,16 @@ impl Launch {
             Instruction::Buffer(buffer) => buffer.run(wave, memory)?,
         }
         Ok(())
+    }
+
+    /// Adds what a workgroup has executed.
+    fn add_to(&self, profile: &mut Profile, executed: &[u64], lds: &Lds) {
+        for (line, &count) in self.program.lines.iter().zip(executed).filter(|(_, count)| **count > 0) {
+            *profile.executed.entry(line.mnemonic.clone()).or_default() += count;
+        }
+        let cycles = lds.cycles();
+        profile.lds.taken += cycles.taken;
+        profile.lds.without_conflicts += cycles.without_conflicts;
     }
 
     fn fault(&self, workgroup: [u32; 3], wave: usize, at: usize, fault: Fault) -> Error {

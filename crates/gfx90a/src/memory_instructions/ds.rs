@@ -239,6 +239,10 @@ fn read(
 ) -> Result<(), Fault> {
     // The destination may be the address.
     let addresses = wave.vector[usize::from(address)];
+    for offset in [Some(offsets.0), offsets.1].into_iter().flatten() {
+        let places = wave.active().map(|lane| u64::from(addresses[lane]) + offset);
+        lds.count_access(places, shape.bytes * shape.words);
+    }
     for lane in wave.active() {
         let mut register = usize::from(to);
         for offset in [Some(offsets.0), offsets.1].into_iter().flatten() {
@@ -263,6 +267,9 @@ fn write(
 ) -> Result<(), Fault> {
     let accesses = [(Some(offsets.0), data[0]), (offsets.1, data[1])];
     for (offset, data) in accesses.into_iter().filter_map(|(offset, data)| Some((offset?, data))) {
+        let addresses = &wave.vector[usize::from(address)];
+        let places = wave.active().map(|lane| u64::from(addresses[lane]) + offset);
+        lds.count_access(places, shape.bytes * shape.words);
         for word in 0..shape.words {
             let values = &wave.vector[usize::from(data) + word];
             let addresses = &wave.vector[usize::from(address)];

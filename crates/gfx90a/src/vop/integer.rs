@@ -151,6 +151,9 @@ fn short(name: &str) -> Option<Operation> {
         "v_add_u16" => bits!(B16; |a: B16, b: B16| a.wrapping_add(b) & 0xffff),
         "v_sub_u16" => bits!(B16; |a: B16, b: B16| a.wrapping_sub(b) & 0xffff),
         "v_subrev_u16" => bits!(B16; |a: B16, b: B16| b.wrapping_sub(a) & 0xffff),
+        "v_mad_legacy_u16" => {
+            bits!(B16; |a: B16, b: B16, c: B16| a.wrapping_mul(b).wrapping_add(c) & 0xffff)
+        }
         "v_mul_lo_u16" => bits!(B16; |a: B16, b: B16| a.wrapping_mul(b) & 0xffff),
         "v_lshlrev_b16" => bits!(B16; |a: B16, b: B16| b << (a & 15) & 0xffff),
         "v_lshrrev_b16" => bits!(B16; |a: B16, b: B16| (b & 0xffff) >> (a & 15)),

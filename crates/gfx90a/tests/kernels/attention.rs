@@ -1,53 +1,16 @@
 //! Portable attention, forward and backward, beside the CPU backend in fp64 on the same numbers.
 
 use kintsugi_gfx90a::{Argument, Grid};
-use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention};
-use kintsugi_tensor::{Backend, Buffer, Category, DType};
+use kintsugi_tensor::ops::{AttentionShape, CachedAttention};
+use kintsugi_tensor::{Backend, DType};
 
-use crate::support::{
-    Both, COMPUTE, Draw, NULL, Pair, distance, kernels, pointer, random, random_cases, size, suffix,
-};
+use crate::attention_tensors::{Case, Tensors, shape};
+use crate::support::{COMPUTE, Draw, NULL, Pair, kernels, pointer, random, random_cases, size, suffix};
 
 /// As in the kernels.
 const TILE: usize = 32;
 const THREADS: usize = 256;
 const ROWS_PER_BLOCK: usize = 16;
-
-/// The error of a result beside fp64: rounding of the format, and of sums in fp32.
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::BF16 => 3e-3,
-        DType::F16 => 4e-4,
-        _ => 5e-7,
-    }
-}
-
-/// The first key that each query attends to, for packed documents of this many tokens.
-fn starts(shape: AttentionShape, document: usize) -> Vec<u32> {
-    (0..shape.batch * shape.sequence).map(|row| (row % shape.sequence / document * document) as u32).collect()
-}
-
-/// The same numbers in fp64 on the CPU.
-fn exact(pair: &Pair, of: &Both) -> Buffer {
-    let values = pair.cpu.read(of.cpu.view());
-    let buffer = pair.cpu.allocate(values.len(), DType::F64, Category::Activations);
-    pair.cpu.upload(&values, buffer.view());
-    buffer
-}
-
-fn check(pair: &Pair, dtype: DType, ours: &Both, exact: &Buffer, what: &str) {
-    let error = distance(&pair.read(ours), &pair.cpu.read(exact.view()));
-    assert!(error <= tolerance(dtype), "{what}: relative error {error}");
-}
-
-/// One case. `document` is the length of packed documents; 0 for none.
-#[derive(Clone, Copy, Debug)]
-struct Case {
-    shape: AttentionShape,
-    dtype: DType,
-    plain: bool,
-    document: usize,
-}
 
 impl Case {
     fn grid(self, heads: usize, vectors: usize, scores: usize) -> Grid {
@@ -65,71 +28,31 @@ impl Case {
     fn arguments(self, tensors: &[Argument]) -> Vec<Argument> {
         let AttentionShape { sequence, heads, kv_heads, head_dim, .. } = self.shape;
         let sizes = [sequence, heads, kv_heads, head_dim].map(|size| Argument::from(size as u32));
-        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
-        [tensors, &sizes, &[scale.into()]].concat()
+        [tensors, &sizes, &[self.scale().into()]].concat()
     }
 }
 
 fn attention(pair: &mut Pair, case: Case) {
-    let Case { shape, dtype, plain, document } = case;
+    let Case { shape, dtype, plain, .. } = case;
     let rows = shape.batch * shape.sequence;
-    let out_len = rows * shape.heads * shape.head_dim;
-    let qkv = pair.random("qkv", rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype, 1);
-    let dout = pair.random("dout", out_len, dtype, 2);
-    let (out, dqkv) = (pair.blank("out", out_len, dtype), pair.blank("dqkv", qkv.cpu.len(), dtype));
-    let kept = if plain {
-        pair.blank("probabilities", shape.batch * shape.heads * shape.sequence * shape.sequence, dtype)
-    } else {
-        pair.blank("log-sum-exps", rows * shape.heads, DType::F32)
-    };
-    let starts = (document > 0).then(|| pair.tokens("starts", &starts(shape, document)));
-
-    let [x, dy, y, dx, saved] = [&qkv, &dout, &out, &dqkv, &kept].map(|both| exact(pair, both));
-    let saved_view = if plain {
-        AttentionSaved::Probabilities(saved.view())
-    } else {
-        AttentionSaved::LogSumExp(saved.view())
-    };
-    let starts_view = starts.as_ref().map(|starts| starts.cpu.view());
-    pair.cpu.attention(Attention {
-        qkv: x.view(),
-        starts: starts_view,
-        out: y.view(),
-        saved: saved_view,
-        shape,
-    });
-    pair.cpu.attention_backward(AttentionBackward {
-        qkv: x.view(),
-        starts: starts_view,
-        out: y.view(),
-        dout: dy.view(),
-        saved: saved_view,
-        dqkv: dx.view(),
-        dbias: None,
-        shape,
-    });
+    let tensors = Tensors::new(pair, case);
+    let Tensors { qkv, dout, out, dqkv, saved, starts, .. } = &tensors;
 
     let masks: Vec<Argument> = starts.iter().map(pointer).collect();
-    let saved_arguments = if plain { [NULL.into(), pointer(&kept)] } else { [pointer(&kept), NULL.into()] };
-    let arguments = [&[pointer(&qkv), pointer(&out)][..], &saved_arguments, &masks].concat();
+    let saved_arguments = if plain { [NULL.into(), pointer(saved)] } else { [pointer(saved), NULL.into()] };
+    let arguments = [&[pointer(qkv), pointer(out)][..], &saved_arguments, &masks].concat();
     pair.launch(&case.kernel("attention_forward"), case.grid(shape.heads, 2, 1), &case.arguments(&arguments));
-    check(pair, dtype, &out, &y, &format!("forward, {case:?}"));
-    check(pair, kept.cpu.dtype(), &kept, &saved, &format!("saved, {case:?}"));
+    tensors.check_forward(pair, case);
 
     let dots = pair.scratch(4 * rows * shape.heads);
     let blocks = (rows * shape.heads).div_ceil(ROWS_PER_BLOCK);
-    let arguments = case.arguments(&[pointer(&out), pointer(&dout), dots.into(), size(rows * shape.heads)]);
+    let arguments = case.arguments(&[pointer(out), pointer(dout), dots.into(), size(rows * shape.heads)]);
     pair.launch(&format!("attention_dots_{}", suffix(dtype)), Grid::new(blocks, THREADS), &arguments);
-    let tensors =
-        [&[pointer(&qkv), pointer(&dout)][..], &saved_arguments, &[dots.into(), pointer(&dqkv)], &masks];
-    let arguments = case.arguments(&tensors.concat());
+    let all = [&[pointer(qkv), pointer(dout)][..], &saved_arguments, &[dots.into(), pointer(dqkv)], &masks];
+    let arguments = case.arguments(&all.concat());
     pair.launch(&case.kernel("attention_dkeys_dvalues"), case.grid(shape.kv_heads, 4, 2), &arguments);
     pair.launch(&case.kernel("attention_dqueries"), case.grid(shape.heads, 4, 1), &arguments);
-    check(pair, dtype, &dqkv, &dx, &format!("backward, {case:?}"));
-}
-
-fn shape([batch, sequence, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
-    AttentionShape { batch, sequence, heads, kv_heads, head_dim }
+    tensors.check_backward(pair, case);
 }
 
 #[test]

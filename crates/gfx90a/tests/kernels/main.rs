@@ -4,12 +4,14 @@
 
 mod activation;
 mod attention;
+mod attention_tensors;
 mod columns;
 mod elementwise;
 mod embedding;
 mod faults;
 mod loss;
 mod matrix;
+mod mfma_attention;
 mod norm;
 mod optimizer;
 mod quantize;

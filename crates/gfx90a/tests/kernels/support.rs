@@ -33,7 +33,12 @@ pub fn random_cases() -> usize {
 
 /// A code object of a kernel file. `None` if it cannot be compiled here, with a note.
 pub fn kernels(file: &str) -> Option<CodeObject> {
-    compiler().map(|compiler| compiler.kernel_file(file).expect("the file compiles"))
+    defined_kernels(file, &[])
+}
+
+/// The same with definitions.
+pub fn defined_kernels(file: &str, definitions: &[String]) -> Option<CodeObject> {
+    compiler().map(|compiler| compiler.kernel_file(file, definitions).expect("the file compiles"))
 }
 
 /// AMD's compiler. `None` without it, with a note.

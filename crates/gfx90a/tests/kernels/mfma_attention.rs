@@ -1,0 +1,159 @@
+//! Attention on the matrix cores, forward and backward, beside the CPU backend in fp64 on the same numbers.
+
+use kintsugi_gfx90a::{Argument, CodeObject, Grid, Resources};
+use kintsugi_tensor::DType;
+
+use crate::attention_tensors::{Case, Tensors};
+use crate::support::{Draw, Pair, defined_kernels, kernels, pointer, random_cases, size, suffix};
+
+/// As in the kernels.
+const THREADS: usize = 256;
+/// Queries or keys of a block.
+const BLOCK: usize = 128;
+/// Rows of a block of the portable kernel that computes the dots.
+const ROWS_PER_BLOCK: usize = 16;
+
+/// Head widths whose tiles differ.
+const HEAD_DIMS: [usize; 5] = [64, 80, 88, 96, 128];
+
+/// The kernels of one file for a type and a head width.
+fn compiled(file: &str, case: Case) -> Option<CodeObject> {
+    let definitions = [
+        format!("HEAD_DIM={}", case.shape.head_dim),
+        format!("ELEMENT={}", suffix(case.dtype)),
+        format!("LAUNCH_THREADS={THREADS}"),
+    ];
+    defined_kernels(file, &definitions)
+}
+
+/// Launches a kernel, whose last arguments are starts and sizes.
+fn launch(
+    pair: &mut Pair,
+    code: &CodeObject,
+    case: Case,
+    kernel: &str,
+    tensors: &[Argument],
+    starts: &[Argument],
+) {
+    let shape = case.shape;
+    let heads = if kernel == "dkeys_dvalues" { shape.kv_heads } else { shape.heads };
+    let grid = Grid::new(1, THREADS).blocks(shape.sequence.div_ceil(BLOCK), heads, shape.batch);
+    let name = format!("mfma_attention_{kernel}{}", if starts.is_empty() { "" } else { "_masked" });
+    let sizes = [shape.sequence, shape.heads, shape.kv_heads].map(|size| Argument::from(size as u32));
+    let arguments = [tensors, starts, &sizes, &[case.scale().into()]].concat();
+    pair.machine.launch(code, &name, grid, &arguments).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn forward(pair: &mut Pair, code: &CodeObject, case: Case, tensors: &Tensors) {
+    let starts: Vec<Argument> = tensors.starts.iter().map(pointer).collect();
+    let arguments = [pointer(&tensors.qkv), pointer(&tensors.out), pointer(&tensors.saved)];
+    launch(pair, code, case, "forward", &arguments, &starts);
+}
+
+/// The dots are computed by the portable kernel, which `pair` has.
+fn backward(pair: &mut Pair, code: &CodeObject, case: Case, tensors: &Tensors) {
+    let Tensors { qkv, dout, out, dqkv, saved, starts, .. } = tensors;
+    let shape = case.shape;
+    let queries = shape.batch * shape.sequence * shape.heads;
+    let dots = pair.scratch(4 * queries);
+    let sizes = [shape.sequence, shape.heads, shape.kv_heads, shape.head_dim];
+    let mut arguments = vec![pointer(out), pointer(dout), dots.into(), size(queries)];
+    arguments.extend(sizes.map(|size| Argument::from(size as u32)));
+    arguments.push(case.scale().into());
+    let grid = Grid::new(queries.div_ceil(ROWS_PER_BLOCK), THREADS);
+    pair.launch(&format!("attention_dots_{}", suffix(case.dtype)), grid, &arguments);
+    let starts: Vec<Argument> = starts.iter().map(pointer).collect();
+    let arguments = [pointer(qkv), pointer(dout), pointer(saved), dots.into(), pointer(dqkv)];
+    launch(pair, code, case, "dkeys_dvalues", &arguments, &starts);
+    launch(pair, code, case, "dqueries", &arguments, &starts);
+}
+
+/// Ragged ends, grouped queries and documents.
+fn cases(dtype: DType, seed: u64) -> Vec<Case> {
+    let mut draw = Draw::new(seed);
+    let named = HEAD_DIMS.into_iter().enumerate().map(|(i, head_dim)| {
+        let (sizes, document) = if i % 2 == 0 { ([1, 150, 2, 1], 0) } else { ([2, 70, 2, 2], 33) };
+        Case::flash([sizes[0], sizes[1], sizes[2], sizes[3], head_dim], dtype, document)
+    });
+    let named: Vec<Case> = named.collect();
+    let random = (0..random_cases()).map(|i| {
+        let (kv_heads, group) = (draw.size(1..=2), draw.size(1..=2));
+        let sizes = [1, draw.size(1..=200), kv_heads * group, kv_heads, HEAD_DIMS[i % HEAD_DIMS.len()]];
+        Case::flash(sizes, dtype, if i % 2 == 0 { draw.size(1..=90) } else { 0 })
+    });
+    named.into_iter().chain(random).collect()
+}
+
+#[test]
+fn the_forward_in_both_formats() {
+    let Some(portable) = kernels("attention") else { return };
+    let mut pair = Pair::new(portable, 1);
+    for (dtype, seed) in [(DType::BF16, 1), (DType::F16, 2)] {
+        for case in cases(dtype, seed) {
+            let Some(code) = compiled("mfma_attention_forward", case) else { return };
+            let tensors = Tensors::new(&mut pair, case);
+            forward(&mut pair, &code, case, &tensors);
+            tensors.check_forward(&pair, case);
+        }
+    }
+}
+
+#[test]
+fn the_backward_in_bf16() {
+    let Some(portable) = kernels("attention") else { return };
+    let mut pair = Pair::new(portable, 2);
+    for case in cases(DType::BF16, 3) {
+        let [Some(before), Some(code)] =
+            ["mfma_attention_forward", "mfma_attention_backward"].map(|file| compiled(file, case))
+        else {
+            return;
+        };
+        let tensors = Tensors::new(&mut pair, case);
+        forward(&mut pair, &before, case, &tensors);
+        backward(&mut pair, &code, case, &tensors);
+        tensors.check_backward(&pair, case);
+    }
+}
+
+#[test]
+fn no_register_is_spilled_and_lds_suffices() {
+    for head_dim in HEAD_DIMS {
+        let case = Case::flash([1, 1, 1, 1, head_dim], DType::BF16, 0);
+        for file in ["mfma_attention_forward", "mfma_attention_backward"] {
+            let Some(code) = compiled(file, case) else { return };
+            for kernel in code.kernels() {
+                let Resources { lds, scratch, .. } = code.resources(kernel).expect("the kernel is there");
+                assert_eq!(scratch, 0, "{kernel}, heads of {head_dim}");
+                assert!(lds <= 64 << 10, "{kernel}, heads of {head_dim}: {lds} bytes");
+            }
+        }
+    }
+}
+
+/// Kernels whose products have exchanged factors, so that lanes hold their transpose.
+#[test]
+fn a_wrong_mapping_of_lanes_is_noticed_in_each_kernel() {
+    let Some(portable) = kernels("attention") else { return };
+    let case = Case::flash([1, 40, 1, 1, 64], DType::BF16, 0);
+    let compile = || ["mfma_attention_forward", "mfma_attention_backward"].map(|file| compiled(file, case));
+    let ([Some(before), _], [Some(wrong_before), Some(wrong)]) = (compile(), compile()) else { return };
+    let [wrong_before, wrong] =
+        [wrong_before, wrong].map(|code| code.with_changed_instructions(exchange_factors));
+    let mut pair = Pair::new(portable, 4);
+    let tensors = Tensors::new(&mut pair, case);
+
+    forward(&mut pair, &wrong_before, case, &tensors);
+    let error = tensors.output_error(&pair);
+    assert!(error > 0.1, "output: relative error {error}");
+    forward(&mut pair, &before, case, &tensors);
+    backward(&mut pair, &wrong, case, &tensors);
+    let errors = tensors.gradient_errors(&pair, case.shape);
+    assert!(errors.iter().all(|&error| error > 0.1), "gradients: relative errors {errors:?}");
+}
+
+/// `v_mfma_… d, a, b, c` with `a` and `b` exchanged.
+fn exchange_factors(instruction: &str) -> Option<String> {
+    let (name, operands) = instruction.split_once(' ').filter(|(name, _)| name.starts_with("v_mfma"))?;
+    let [to, a, b, c] = operands.split(", ").collect::<Vec<_>>().try_into().ok()?;
+    Some(format!("{name} {to}, {b}, {a}, {c}"))
+}
