@@ -6,7 +6,9 @@
 //! because the contents of a checkpoint do not depend on them.
 
 use kintsugi_plan::config::{ConfigSource, Key, keys};
-use kintsugi_plan::{Axis, Data, LossScale, MAX_PARTS, Mesh, Part, Plan, Quantized, Sharding, Span, When};
+use kintsugi_plan::{
+    Axis, Data, LossScale, MAX_PARTS, Mesh, Part, Plan, Quantized, SecondaryUse, Sharding, Span, When,
+};
 use kintsugi_spec::presets;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -184,6 +186,8 @@ struct ShardingRecord {
     states: usize,
     #[serde(default = "one", skip_serializing_if = "is_one")]
     secondary: usize,
+    #[serde(default, skip_serializing_if = "is_all")]
+    secondary_use: SecondaryUse,
     gather: When,
     reduce: When,
     #[serde(default, skip_serializing_if = "is_exact")]
@@ -195,9 +199,21 @@ struct ShardingRecord {
 
 impl ShardingRecord {
     fn of(plan: &Plan) -> Self {
-        let Sharding { weights, gradients, states, secondary, gather, reduce, quantized, .. } = plan.sharding;
+        let Sharding {
+            weights, gradients, states, secondary, secondary_use, gather, reduce, quantized, ..
+        } = plan.sharding;
         let parts: Vec<Part> = plan.sharding.parts().filter(|part| part.span != Span::All).collect();
-        ShardingRecord { weights, gradients, states, secondary, gather, reduce, quantized, parts }
+        ShardingRecord {
+            weights,
+            gradients,
+            states,
+            secondary,
+            secondary_use,
+            gather,
+            reduce,
+            quantized,
+            parts,
+        }
     }
 
     /// Checks the mesh and its sharding. Sharding has ranks here, and levels of a cluster in a configuration.
@@ -224,15 +240,35 @@ impl ShardingRecord {
     }
 
     fn into_sharding(self, mesh: Mesh) -> Sharding {
-        let ShardingRecord { weights, gradients, states, secondary, gather, reduce, quantized, mut parts } =
-            self;
+        let ShardingRecord {
+            weights,
+            gradients,
+            states,
+            secondary,
+            secondary_use,
+            gather,
+            reduce,
+            quantized,
+            mut parts,
+        } = self;
         if parts.is_empty() && mesh.dp() > 1 {
             parts.push(Part { span: Span::All, ranks: mesh.dp() });
         }
         let mut parts = parts.into_iter();
         let parts = std::array::from_fn(|_| parts.next());
         let multiple = Sharding::multiple_for(quantized);
-        Sharding { weights, gradients, states, secondary, gather, reduce, quantized, multiple, parts }
+        Sharding {
+            weights,
+            gradients,
+            states,
+            secondary,
+            secondary_use,
+            gather,
+            reduce,
+            quantized,
+            multiple,
+            parts,
+        }
     }
 }
 
@@ -242,6 +278,11 @@ fn one() -> usize {
 
 fn is_exact(quantized: &Quantized) -> bool {
     *quantized == Quantized::NONE
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_all(secondary_use: &SecondaryUse) -> bool {
+    *secondary_use == SecondaryUse::All
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

@@ -42,5 +42,5 @@ pub use plan::{GradientReductions, Plan};
 pub use precision::{Compute, GradientType, LossScale, Precision};
 pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
 pub use schedule::Pass;
-pub use sharding::{MAX_PARTS, Part, Sharding, When};
+pub use sharding::{MAX_PARTS, Part, SecondaryUse, Sharding, When};
 pub use transfer::{Message, MessageKind, Phase, PhaseKind, Transfer};

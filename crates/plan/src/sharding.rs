@@ -25,6 +25,17 @@ pub enum When {
     Step,
 }
 
+/// Which gathers start from the secondary shard of the weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SecondaryUse {
+    /// All but the first of a unit in a step.
+    #[default]
+    All,
+    /// Those for a backward. Gathers for a forward or a recomputation fill it anew, as in DeepSpeed before 0.13.2.
+    Backward,
+}
+
 /// A part of the data-parallel axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
@@ -49,6 +60,8 @@ pub struct Sharding {
     pub states: usize,
     /// Ranks over which a secondary shard of the weights is kept during a step (hpZ, arXiv 2306.10209); 1 if there is none.
     pub secondary: usize,
+    /// Which gathers start from that shard.
+    pub secondary_use: SecondaryUse,
     /// When sharded weights are gathered.
     pub gather: When,
     /// When gradients are reduced.
@@ -71,6 +84,7 @@ impl Sharding {
         gradients: 1,
         states: 1,
         secondary: 1,
+        secondary_use: SecondaryUse::All,
         gather: When::MicroBatch,
         reduce: When::Step,
         quantized: Quantized::NONE,
@@ -82,7 +96,8 @@ impl Sharding {
     #[must_use]
     pub fn unsharded(self) -> Sharding {
         let quantized = Quantized::NONE;
-        Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, quantized, ..self }
+        let secondary_use = SecondaryUse::All;
+        Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, secondary_use, quantized, ..self }
     }
 
     /// The parts of the data-parallel axis, innermost first.
@@ -142,7 +157,7 @@ impl Sharding {
         phases
     }
 
-    /// The gathers that make a unit's weights whole after the first time in a step: from the secondary shard if there is one.
+    /// The gathers that make a unit's weights whole from the secondary shard, if there is one.
     pub fn later_gathers(&self) -> Vec<Phase> {
         match self.secondary {
             1 => self.gathers(),
@@ -194,9 +209,12 @@ impl Sharding {
         }
         let zero = [states, gradients, weights].iter().rposition(|&shards| shards > 1);
         let Some(zero) = zero else { return "nothing sharded over dp".to_owned() };
-        let secondary = match self.secondary {
-            1 => String::new(),
-            ranks => format!(" with a secondary shard over {ranks}"),
+        let secondary = match (self.secondary, self.secondary_use) {
+            (1, _) => String::new(),
+            (ranks, SecondaryUse::All) => format!(" with a secondary shard over {ranks}"),
+            (ranks, SecondaryUse::Backward) => {
+                format!(" with a secondary shard over {ranks} for the backward")
+            }
         };
         format!("ZeRO-{}{secondary}", zero + 1)
     }
@@ -241,6 +259,7 @@ mod tests {
             gradients,
             states,
             secondary: 1,
+            secondary_use: SecondaryUse::All,
             gather: When::MicroBatch,
             reduce: When::MicroBatch,
             quantized: Quantized::NONE,

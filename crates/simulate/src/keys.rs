@@ -5,8 +5,8 @@
 //! change the result.
 
 use kintsugi_plan::{
-    Batch, MAX_PARTS, MemoryOptions, Mesh, Pipeline, Plan, Quantized, Recompute, ScheduleKind, Sharding,
-    Span, When,
+    Batch, MAX_PARTS, MemoryOptions, Mesh, Pipeline, Plan, Quantized, Recompute, ScheduleKind, SecondaryUse,
+    Sharding, Span, When,
 };
 
 use crate::structure::short_step;
@@ -100,6 +100,7 @@ impl BlockCostKey {
             gradients,
             states: _,
             secondary: _,
+            secondary_use: _,
             gather: _,
             reduce,
             quantized,
@@ -246,6 +247,7 @@ impl ResidentKey {
             gradients,
             states,
             secondary: _,
+            secondary_use: _,
             gather: _,
             reduce: _,
             quantized,
@@ -298,6 +300,7 @@ pub(crate) struct ProgramKey {
     spans: [Option<Span>; MAX_PARTS],
     weights: usize,
     secondary: usize,
+    secondary_use: SecondaryUse,
     gradients: usize,
     states: usize,
     quantized: Quantized,
@@ -315,6 +318,7 @@ impl ProgramKey {
             gradients,
             states,
             secondary,
+            secondary_use,
             gather,
             reduce,
             quantized,
@@ -335,6 +339,7 @@ impl ProgramKey {
             spans: parts.map(|part| part.map(|part| part.span)),
             weights: sharding.depth(weights),
             secondary: sharding.depth(secondary),
+            secondary_use,
             gradients: sharding.depth(gradients),
             states: sharding.depth(states),
             quantized,

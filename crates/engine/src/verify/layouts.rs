@@ -23,7 +23,7 @@ impl fmt::Display for Layout {
 struct LayoutSpec(&'static str, [usize; 3], usize, &'static str);
 
 /// The layouts of the given model's family. Most blocks of codes are short, because parameters of a model for tests are, too.
-const COMMON: [LayoutSpec; 48] = [
+const COMMON: [LayoutSpec; 49] = [
     LayoutSpec("dp 2", [1, 1, 2], 0, ""),
     LayoutSpec("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
     LayoutSpec("dp 2, ZeRO-2", [1, 1, 2], 2, ""),
@@ -159,6 +159,12 @@ const COMMON: [LayoutSpec; 48] = [
         [1, 1, 4],
         0,
         "cluster.per_node=2 sharding.preset=zero++ sharding.quantize_block=32",
+    ),
+    LayoutSpec(
+        "dp 4, ZeRO++ as published",
+        [1, 1, 4],
+        0,
+        "cluster.per_node=2 sharding.preset=zero++ sharding.secondary_use=backward sharding.quantize_block=32",
     ),
     LayoutSpec(
         "dp 4, ZeRO++ in int8",

@@ -93,14 +93,18 @@ impl Choices {
         let collectives = self.of(&["", "collectives = \"ring\"\n", "collectives = \"hierarchical\"\n"]);
         let what = match self.of(&["zero", "zero", "preset", "levels", "levels"]) {
             "zero" => format!("zero = {}\n", self.of(&["0", "1", "2", "3"])),
-            "preset" => format!("preset = \"{}\"\n", self.of(&["mics", "zero++", "three-level"])),
+            "preset" => format!(
+                "preset = \"{}\"\n",
+                self.of(&["mics", "zero++", "zero++\"\nsecondary_use = \"backward", "three-level"])
+            ),
             _ => {
                 let mut level = || self.of(&["none", "package", "node", "cluster"]);
                 let (weights, gradients, states) = (level(), level(), level());
                 let secondary = if weights == "none" { "none" } else { level() };
+                let secondary_use = self.of(&["all", "backward"]);
                 format!(
                     "weights = \"{weights}\"\ngradients = \"{gradients}\"\nstates = \"{states}\"\n\
-                     secondary = \"{secondary}\"\n"
+                     secondary = \"{secondary}\"\nsecondary_use = \"{secondary_use}\"\n"
                 )
             }
         };

@@ -248,6 +248,41 @@ fn traffic_of_zero_plus_plus_is_what_its_codes_take() {
     }
 }
 
+/// ZeRO++ as published: every gather for a forward or a recomputation crosses nodes in int8, and only those for a backward start from
+/// the secondary shard. A recomputation and its backward use one gather, so full recomputation doubles what layers send across nodes.
+#[test]
+fn traffic_of_a_secondary_shard_for_the_backward_grows_with_micro_batches() {
+    for (machine, micro_batches, recompute) in [
+        (MACHINES[0], 1, "none"),
+        (MACHINES[0], 3, "none"),
+        (MACHINES[0], 2, "full"),
+        (MACHINES[1], 3, "full"),
+        (MACHINES[2], 2, "none"),
+    ] {
+        let sharding = format!(
+            "preset = \"zero++\"\nsecondary_use = \"backward\"\ncollectives = \"ring\"\n[memory]\nrecompute = \"{recompute}\""
+        );
+        let plan = machine.plan_of(micro_batches, &sharding);
+        let [gather, scatter, exchange, reduced] = Machine::measured(&plan);
+        let (derived, n) = (Derivation::new(machine, &plan, micro_batches), machine.ranks());
+        // The forward of the next micro-batch's embedding still has the table of the last one's backward.
+        let crossings = |unit| match unit {
+            Unit::Table => 1,
+            Unit::Layer(_) | Unit::Positions if recompute == "full" => 2 * micro_batches,
+            Unit::Head | Unit::Layer(_) | Unit::Positions => micro_batches,
+        };
+        let slices = |unit| crossings(unit) * slice(plan.layout(unit).len as u64 / n, 8);
+        let across = n * (machine.nodes - 1) * plan.units().into_iter().map(slices).sum::<u64>();
+        assert_eq!(
+            gather,
+            plus(derived.gathers_inside_nodes(), [0, 0, across]),
+            "{micro_batches}, {recompute}"
+        );
+        assert_eq!(exchange, times(derived.reductions_over_all_nodes(), micro_batches), "{recompute}");
+        assert_eq!((scatter, reduced.iter().sum::<u64>()), ([0; 3], 2 * (n - 1) * SUMS));
+    }
+}
+
 /// Three levels: weights are gathered inside the package in int8, gradients are reduced to the shard of the node in int4 for every
 /// micro-batch or once a step, and to the owners of the states once a step. The refresh goes back in bf16, or in int8.
 #[test]

@@ -14,7 +14,7 @@ use super::words::{
 };
 use crate::{
     AttentionKind, Compute, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
-    ScheduleKind, Transport, When,
+    ScheduleKind, SecondaryUse, Transport, When,
 };
 
 /// Larger than any cluster, and small enough that products of sizes do not overflow.
@@ -172,6 +172,9 @@ table! {
         /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level of a secondary shard of the weights, which later
         /// gathers of a step start from; needs sharded weights
         secondary: ShardLevel, else "what `preset` means, else `\"none\"`";
+        /// `"all"`, `"backward"`: which gathers start from the secondary shard: all but the first of a step, or only those
+        /// for a backward, [as ZeRO++ was published](partitioning.md#how-it-works)
+        secondary_use: SecondaryUse, default SecondaryUse::All;
         /// `"ring"`: one ring over all replicas that share a tensor; `"hierarchical"`: level by level; `"auto"`: the
         /// faster one by the bandwidth of the links
         collectives: Collectives, default Collectives::Auto;

@@ -6,7 +6,7 @@ use super::error::{ConfigError, invalid};
 use super::keys::RawSharding;
 use super::quantized;
 use super::words::{Collectives, ShardLevel, ShardPreset};
-use crate::{MAX_PARTS, Mesh, Part, Sharding, When};
+use crate::{MAX_PARTS, Mesh, Part, SecondaryUse, Sharding, When};
 
 /// The sharding of weights, gradients and states, and when they are gathered and reduced.
 pub(super) fn resolve(
@@ -47,6 +47,7 @@ pub(super) fn resolve(
         gradients,
         states,
         secondary,
+        secondary_use: if secondary > 1 { raw.secondary_use() } else { SecondaryUse::All },
         gather,
         reduce: reduce(raw.reduce, wanted.gradients, gradients)?,
         quantized,
@@ -88,6 +89,9 @@ pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<S
             ),
         };
         notes.push(format!("sharding.secondary = {secondary} is the same as \"none\": {why}"));
+    }
+    if sharding.secondary == 1 && raw.secondary_use() != SecondaryUse::All {
+        notes.push("sharding.secondary_use has no effect: there is no secondary shard".to_owned());
     }
     notes.extend(quantized::notes(raw, sharding));
     notes

@@ -77,7 +77,8 @@ pub(super) fn parallel(plan: &Plan) -> RawParallel {
 }
 
 pub(super) fn sharding(plan: &Plan) -> RawSharding {
-    let Sharding { weights, gradients, states, secondary, gather, reduce, quantized, .. } = plan.sharding;
+    let Sharding { weights, gradients, states, secondary, secondary_use, gather, reduce, quantized, .. } =
+        plan.sharding;
     // The innermost level with as many replicas; all replicas are the cluster's.
     let level = |ranks: usize| {
         let joins = |level: &Level| {
@@ -92,6 +93,7 @@ pub(super) fn sharding(plan: &Plan) -> RawSharding {
         gradients: level(gradients),
         states: level(states),
         secondary: level(secondary),
+        secondary_use: Some(secondary_use),
         gather: Some(gather),
         reduce: Some(reduce),
         collectives: Some(collectives),

@@ -5,11 +5,12 @@
 //! for each further level, so that each of its phases runs beside a computation.
 //!
 //! With a secondary shard (hpZ, arXiv 2306.10209), the first gather of a unit in a step fills it by its outer phases. Later
-//! gathers need only the inner phases. The secondary shard is discarded when the last of them has read it.
+//! gathers need only the inner phases; if only those for a backward may start from it, the others fill it anew. The secondary
+//! shard is discarded when the last gather that needs it has read it.
 
 use super::by_unit::ByUnit;
 use super::{Draft, Position};
-use crate::{Op, Phase, Plan, Transfer, Unit, When};
+use crate::{Computation, Op, Phase, Plan, SecondaryUse, Sharding, Transfer, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let sharding = &plan.sharding;
@@ -20,11 +21,12 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let (first, later) = (sharding.gathers(), sharding.later_gathers());
     let reach = if ahead > 0 { ahead + later.len() - 1 } else { 0 };
     let stays = |from: usize, to: usize| sharding.gather == When::Step || to - from <= reach + 1;
-    // The last slot that used each gathered unit, and where the secondary shard of each unit is read last.
+    // The last slot that used each gathered unit, and where the secondary shard of each unit was read last.
     let mut whole: ByUnit<Option<usize>> = ByUnit::all(plan, None);
     let mut read: ByUnit<Option<(usize, Position)>> = ByUnit::all(plan, None);
     for index in 0..draft.slots.len() {
-        let Some(block) = super::reads_weights(draft.slots[index]) else { continue };
+        let op = draft.slots[index];
+        let Some(block) = super::reads_weights(op) else { continue };
         for unit in plan.units_of(block) {
             let last = whole[unit].replace(index);
             if last.is_some_and(|last| stays(last, index)) {
@@ -33,7 +35,11 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
             if let Some(last) = last {
                 draft.insert(last, Position::After, Op::Release { unit });
             }
-            let phases = if last.is_some() { &later } else { &first };
+            let fills = last.is_none() || !may_start_from_secondary(sharding, op);
+            if fills {
+                discard(sharding, draft, unit, read[unit]);
+            }
+            let phases = if fills { &first } else { &later };
             let starts = gather(draft, unit, index, ahead, phases);
             read[unit] = Some(starts[phases.len() - later.len()]);
         }
@@ -42,9 +48,22 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
         if let Some(last) = whole[unit] {
             draft.insert(last, Position::After, Op::Release { unit });
         }
-        if let Some((slot, position)) = read[unit].filter(|_| sharding.secondary > 1) {
-            draft.insert(slot, position, Op::Discard { unit });
-        }
+        discard(sharding, draft, unit, read[unit]);
+    }
+}
+
+/// Whether a gather for this computation may start from a secondary shard that is there.
+fn may_start_from_secondary(sharding: &Sharding, op: Op) -> bool {
+    match sharding.secondary_use {
+        SecondaryUse::All => true,
+        SecondaryUse::Backward => matches!(op.computation(), Some(Computation::Backward(_))),
+    }
+}
+
+/// Discards the secondary shard of a unit, if it has one, where it was read last.
+fn discard(sharding: &Sharding, draft: &mut Draft, unit: Unit, read: Option<(usize, Position)>) {
+    if let Some((slot, position)) = read.filter(|_| sharding.secondary > 1) {
+        draft.insert(slot, position, Op::Discard { unit });
     }
 }
 

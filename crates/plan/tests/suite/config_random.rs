@@ -37,6 +37,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("sharding.gradients", &LEVELS),
     ("sharding.states", &LEVELS),
     ("sharding.secondary", &LEVELS),
+    ("sharding.secondary_use", &["all", "backward"]),
     ("sharding.preset", &["mics", "zero++", "three-level"]),
     ("sharding.collectives", &["auto", "ring", "hierarchical"]),
     ("sharding.reduce", &["micro-batch", "step"]),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{computes, layouts, plan, programs};
 use kintsugi_plan::{
-    BackwardPart, Block, Computation, Group, Op, Phase, PhaseKind, Plan, Program, StepOp, Transfer, Unit,
-    When,
+    BackwardPart, Block, Computation, Group, Op, Phase, PhaseKind, Plan, Program, SecondaryUse, StepOp,
+    Transfer, Unit, When,
 };
 use proptest::prelude::*;
 
@@ -92,7 +92,10 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
     let units = plan.stage_units(program.stage);
     let mut state: BTreeMap<Unit, Weights> = units.iter().map(|&unit| (unit, Weights::Sharded)).collect();
     let mut secondary: BTreeSet<Unit> = BTreeSet::new();
-    let (mut done, mut gathers, mut fills) = (0, 0, 0);
+    let (mut done, mut gathers) = (0, 0);
+    // Whether the latest gather of a unit filled a secondary shard, until an op reads what it gathered; and the units read so far.
+    let mut filled: BTreeMap<Unit, bool> = BTreeMap::new();
+    let mut used: BTreeSet<Unit> = BTreeSet::new();
     for op in &program.ops {
         match *op {
             Op::Start(Transfer::Gather { unit, phase }) => {
@@ -106,16 +109,16 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
                 let Weights::Gathering(number, _) = next else { unreachable!() };
                 assert_eq!(phases[number], phase, "{op}");
                 gathers += usize::from(phase == later[later.len() - 1]);
-                fills += usize::from(sharding.secondary > 1 && !later.contains(&phase));
+                *filled.entry(unit).or_default() |= sharding.secondary > 1 && !later.contains(&phase);
                 state.insert(unit, next);
             }
             Op::Wait(Transfer::Gather { unit, phase }) => {
                 let Weights::Gathering(number, since) = state[&unit] else {
                     panic!("{op}: it is not being gathered")
                 };
-                let filled = sharding.secondary > 1 && !later.contains(&phase);
+                let fills = sharding.secondary > 1 && !later.contains(&phase);
                 let last = phase == later[later.len() - 1];
-                if filled && number + 1 == first.len() - later.len() {
+                if fills && number + 1 == first.len() - later.len() {
                     assert!(secondary.insert(unit), "{unit} has a secondary shard already");
                     state.insert(unit, Weights::Gathered(0, since));
                 } else if last {
@@ -130,23 +133,29 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
             _ => {
                 let whole = |unit: &Unit| state[unit] == Weights::Whole;
                 assert!(!sharded || read(plan, op).iter().all(whole), "{op}");
+                for unit in read(plan, op) {
+                    let first_use = used.insert(unit);
+                    if let Some(filled) = filled.remove(&unit) {
+                        let fills =
+                            first_use || sharding.secondary_use == SecondaryUse::Backward && !is_backward(op);
+                        assert_eq!(filled, sharding.secondary > 1 && fills, "{unit} for {op}");
+                    }
+                }
             }
         }
         done += usize::from(computes(op));
     }
     assert!(state.values().all(|state| *state == Weights::Sharded), "gathered and never released: {state:?}");
     assert!(secondary.is_empty(), "never discarded: {secondary:?}");
-    let outer = if sharding.secondary > 1 { first.len() - later.len() } else { 0 };
-    assert_eq!(
-        fills,
-        outer * if sharded { units.len() } else { 0 },
-        "a secondary shard is filled once a step"
-    );
     match (sharded, sharding.gather) {
         (false, _) => assert_eq!(gathers, 0),
         (true, When::Step) => assert_eq!(gathers, units.len()),
         (true, When::MicroBatch) => assert!(gathers >= units.len()),
     }
+}
+
+fn is_backward(op: &Op) -> bool {
+    matches!(op.computation(), Some(Computation::Backward(_)))
 }
 
 /// The last phase of a gather starts `prefetch` computations ahead, and every phase before it one computation earlier.

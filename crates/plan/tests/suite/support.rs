@@ -67,8 +67,9 @@ fn replicas() -> impl Strategy<Value = (usize, Vec<String>)> {
         (dp, zero >= 2, sets)
     });
     let level = || 0..LEVELS.len();
-    let by_level = (select(vec![4, 8]), [level(), level(), level(), level()], any::<bool>()).prop_map(
-        |(dp, [a, b, c, secondary], hierarchical)| {
+    let levels = [level(), level(), level(), level()];
+    let by_level = (select(vec![4, 8]), levels, select(vec!["all", "backward"]), any::<bool>()).prop_map(
+        |(dp, [a, b, c, secondary], secondary_use, hierarchical)| {
             let mut levels = [a, b, c];
             levels.sort_unstable();
             let mut sets = vec![
@@ -77,7 +78,10 @@ fn replicas() -> impl Strategy<Value = (usize, Vec<String>)> {
                 format!("sharding.states={}", LEVELS[levels[2]]),
                 format!("sharding.collectives={}", if hierarchical { "hierarchical" } else { "ring" }),
             ];
-            sets.extend((levels[0] > 0).then(|| format!("sharding.secondary={}", LEVELS[secondary])));
+            if levels[0] > 0 {
+                sets.push(format!("sharding.secondary={}", LEVELS[secondary]));
+                sets.push(format!("sharding.secondary_use={secondary_use}"));
+            }
             (dp, levels[1] > 0, sets)
         },
     );

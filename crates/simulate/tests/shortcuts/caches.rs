@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kintsugi_plan::config::{ShardingChoice, Strategy};
-use kintsugi_plan::{Axis, Plan};
+use kintsugi_plan::{Axis, Plan, SecondaryUse, Sharding};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{CompiledStep, PeakMemory, StepKey, StepTimer, time};
 use kintsugi_tensor::Device;
@@ -50,6 +50,13 @@ fn one_choice_apart(layout: (Strategy, usize), other: (Strategy, usize)) -> Vec<
     layouts.chain([(one, other_batches)]).collect()
 }
 
+/// The plan whose secondary shard, if it has one, serves only the backward. No strategy chooses that.
+fn for_the_backward(plan: &Plan) -> Plan {
+    let has_secondary = plan.sharding.secondary > 1;
+    let secondary_use = if has_secondary { SecondaryUse::Backward } else { SecondaryUse::All };
+    Plan { sharding: Sharding { secondary_use, ..plan.sharding }, ..plan.clone() }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -70,7 +77,8 @@ proptest! {
         let (timer, peaks) = (StepTimer::new(&speed), fresh_peaks());
         let mut steps: HashMap<StepKey, CompiledStep> = HashMap::new();
         let layouts = one_choice_apart(layout, other);
-        let plans: Vec<Plan> = layouts.iter().filter_map(|layout| plan(&base, layout)).collect();
+        let plans = layouts.iter().filter_map(|layout| plan(&base, layout));
+        let plans: Vec<Plan> = plans.flat_map(|plan| [for_the_backward(&plan), plan]).collect();
         for plan in &plans {
             let step = steps.entry(StepKey::of(plan)).or_insert_with(|| CompiledStep::new(plan));
             prop_assert_eq!(Some(timer.time_compiled(plan, step)), time(plan), "{}", plan.to_toml());
