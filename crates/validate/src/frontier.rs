@@ -8,6 +8,7 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Coverage, Timing, Training, predict, time};
 
 use crate::device;
+use crate::page::{Page, fill, row};
 
 /// A model of the study: layout, samples of a replica, and what was published.
 struct Run {
@@ -70,14 +71,6 @@ const STRONG: [(usize, usize, usize, f64); 2] = [(1, 16, 8000, 89.93), (2, 6, 80
 /// The authors' log of 175B with two replicas: MiB allocated at the peak of stages 0, 1, 14 and 15.
 const MEMORY: [(usize, f64); 4] = [(0, 33902.0), (1, 31435.0), (14, 27535.0), (15, 29138.0)];
 
-/// A page and the pictures that it shows.
-pub struct Page {
-    /// The text, in Markdown.
-    pub text: String,
-    /// The pictures, as SVG under their names.
-    pub pictures: Vec<(String, String)>,
-}
-
 /// The text of the page. A name in braces is where the rows of a table go.
 const TEMPLATE: &str = include_str!("../data/frontier.md");
 /// The text of a sensitivity.
@@ -98,16 +91,6 @@ pub fn page() -> Page {
         ],
     );
     Page { text, pictures: sensitivities.into_iter().flat_map(|page| page.pictures).collect() }
-}
-
-/// A template with a text for each name in braces.
-fn fill(template: &str, texts: &[(&str, String)]) -> String {
-    texts.iter().fold(template.to_owned(), |page, (name, text)| page.replace(&format!("{{{name}}}"), text))
-}
-
-/// A row of a table in Markdown.
-fn row(cells: &[String]) -> String {
-    format!("| {} |", cells.join(" | "))
 }
 
 fn throughput() -> String {

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use kintsugi_draw::chart::svg;
 use kintsugi_spec::output::parent;
 use kintsugi_validate::{
-    COLUMNS, Figure, Report, Tables, ValidatedRun, frontier, own, scatter, validate, worst,
+    COLUMNS, Figure, Report, Tables, ValidatedRun, frontier, own, scatter, three_level, validate, worst,
 };
 
 use crate::failure::Failure;
@@ -20,6 +20,8 @@ use crate::table::Table;
 pub enum Study {
     /// Training up to 1T parameters on Frontier, arXiv 2312.12705
     Frontier,
+    /// Three levels of sharding on Frontier, arXiv 2501.04266, and ZeRO++'s own table
+    ThreeLevel,
 }
 
 impl Study {
@@ -27,13 +29,18 @@ impl Study {
     pub fn write(self, out: Option<&Path>, output: Output) -> Result<(), Failure> {
         let page = match self {
             Study::Frontier => frontier::page(),
+            Study::ThreeLevel => three_level::page(),
         };
         let Some(out) = out else { return output.text(&page.text) };
         for (name, picture) in &page.pictures {
             write_whole(&parent(out).join(name), picture.as_bytes())?;
         }
         write_whole(out, page.text.as_bytes())?;
-        output.text(&format!("page     {}, with {} pictures\n", out.display(), page.pictures.len()))
+        let pictures = match page.pictures.len() {
+            0 => String::new(),
+            count => format!(", with {count} pictures"),
+        };
+        output.text(&format!("page     {}{pictures}\n", out.display()))
     }
 }
 
