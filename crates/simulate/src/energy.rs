@@ -1,4 +1,4 @@
-//! Energy: idle power during the whole step, and more while a rank computes, sends or waits for others.
+//! Energy: idle power during the whole step, and more while a rank computes, sends or waits for others, up to the power cap.
 
 use kintsugi_plan::Plan;
 use serde::Serialize;
@@ -33,8 +33,9 @@ impl Consumption {
     /// The consumption of a step with these times; `None` if the device's power is unknown.
     pub fn new(plan: &Plan, timing: &Timing) -> Option<Self> {
         let device = &plan.cluster.device;
-        let (idle, most) = (device.power_idle?, device.power_max?);
-        let links = device.power_links.unwrap_or(idle);
+        let idle = device.power_idle?;
+        let most = device.power_cap.unwrap_or(f64::INFINITY).min(device.power_max?);
+        let links = device.power_links.unwrap_or(idle).min(most);
         // A rank that waits for others polls in a kernel.
         let sending = timing.tensor_s + timing.exposed_s.iter().sum::<f64>() + timing.idle_s;
         let above = (most - idle) * timing.compute_s + (links - idle).max(0.0) * sending;
@@ -56,5 +57,28 @@ impl Training {
             joules: Consumption::new(plan, timing).map(|step| step.joules * steps),
             cost: plan.cluster.price.map(|price| price * gpu_hours),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+    use crate::time;
+
+    #[test]
+    fn a_cap_saves_watts_and_takes_time() {
+        let of = |sets: &[&str]| {
+            let base =
+                ["model.preset=llama3-8b", "cluster.preset=h100", "precision.compute=bf16", "parallel.dp=8"];
+            let plan = ConfigSource::text("").sets(base).sets(sets).plan().unwrap();
+            let timing = time(&plan).unwrap();
+            (timing.step_s, Consumption::new(&plan, &timing).unwrap())
+        };
+        let ((full_s, full), (capped_s, capped)) = (of(&[]), of(&["cluster.device.power_cap=500"]));
+        assert!(full_s < capped_s && capped_s < full_s * 1.4_f64.sqrt(), "{full_s} {capped_s}");
+        assert!(capped.power_w <= 500.0 && capped.joules < full.joules, "{capped:?} {full:?}");
+        assert_eq!(of(&["cluster.device.power_cap=700"]), (full_s, full));
     }
 }

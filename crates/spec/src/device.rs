@@ -42,6 +42,9 @@ spec_table! {
         power_idle: Option<f64>, else "no energy";
         /// watts of a rank that runs kernels
         power_max: Option<f64>, else "no energy";
+        /// watts to which the device is capped: [products and attention](cost-model.md#a-power-cap) get slower. At most
+        /// `power_max` has an effect
+        power_cap: Option<f64>, else "`power_max`";
         /// watts of a rank that waits for links or other ranks
         power_links: Option<f64>, else "`power_idle`";
         /// operations/s of the epilogue of a product: GELU, its derivative, biases
@@ -68,6 +71,13 @@ impl DeviceSpec {
         let default = if self.kind == Some(Hardware::Cpu) { 0.0 } else { GPU_HEADROOM };
         let headroom = self.headroom.unwrap_or(default);
         self.memory.map(|bytes| (bytes as f64 * (1.0 - headroom)) as u64)
+    }
+
+    /// The rate of products and attention under the power cap, as a share of that at `power_max`. Power grows as the square of
+    /// the clock: the clock falls, and the voltage with it.
+    pub fn capped_rate(&self) -> f64 {
+        let share = self.power_cap.zip(self.power_max).map_or(1.0, |(cap, most)| cap / most);
+        share.min(1.0).sqrt()
     }
 }
 

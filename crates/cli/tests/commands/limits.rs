@@ -116,6 +116,7 @@ fn figures_beyond_what_a_machine_can_be_are_refused() {
         "cluster.device.epilogue=1e-30",
         "cluster.device.power_idle=1e30",
         "cluster.device.power_max=1e30",
+        "cluster.device.power_cap=1e30",
         "cluster.device.power_links=nan",
         "cluster.links.node.bandwidth=1e30",
         "cluster.links.node.efficiency=1e-30",

@@ -89,7 +89,7 @@ fn device(raw: &RawCluster) -> Result<DeviceSpec, ConfigError> {
     spec.ramp.map(|x| between("cluster.device.ramp", x, 0.0..=1e6)).transpose()?;
     spec.boost.map(|x| between("cluster.device.boost", x, 1.0..=10.0)).transpose()?;
     spec.misaligned.map(|x| between("cluster.device.misaligned", x, 1.0..=10.0)).transpose()?;
-    let figures: [(&str, Option<f64>, Check); 10] = [
+    let figures: [(&str, Option<f64>, Check); 11] = [
         ("peak_16bit", spec.peak_16bit, rate),
         ("peak_fp32", spec.peak_fp32, rate),
         ("memory_bandwidth", spec.memory_bandwidth, rate),
@@ -98,11 +98,22 @@ fn device(raw: &RawCluster) -> Result<DeviceSpec, ConfigError> {
         ("launch", spec.launch, seconds),
         ("power_idle", spec.power_idle, watts),
         ("power_max", spec.power_max, watts),
+        ("power_cap", spec.power_cap, watts),
         ("power_links", spec.power_links, watts),
         ("epilogue", spec.epilogue, rate),
     ];
     for (key, value, check) in figures {
         value.map(|x| check(&format!("cluster.device.{key}"), x)).transpose()?;
+    }
+    if let Some(cap) = spec.power_cap {
+        let idle = spec.power_idle.unwrap_or(0.0);
+        if spec.power_max.is_none() {
+            return Err(invalid("cluster.device.power_cap", cap, "needs cluster.device.power_max"));
+        }
+        if cap <= idle {
+            let rule = format!("must be above cluster.device.power_idle = {idle}");
+            return Err(invalid("cluster.device.power_cap", cap, rule));
+        }
     }
     attention(&spec.attention)?;
     attention(&spec.portable_attention)?;

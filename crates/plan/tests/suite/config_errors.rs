@@ -98,6 +98,8 @@ const SETS: &[&[&str]] = &[
     &["cluster.nodes=2"],
     &["cluster.preset=frontier", "cluster.per_package=3"],
     &["cluster.device.memory=0"],
+    &["cluster.device.power_cap=500"],
+    &["cluster.preset=h200", "cluster.device.power_cap=75"],
     &["cluster.links.node.bandwidth=0"],
     &["cluster.links.node.bandwidth=450"],
     &["cluster.links.cluster.latency=100"],

@@ -21,6 +21,8 @@ pub struct DeviceModel {
     bandwidth: f64,
     units: f64,
     matmul: f64,
+    /// The rate of attention under the power cap, as a share of the measured one. That of products is in `matmul`.
+    capped: f64,
     boost: f64,
     misaligned: f64,
     ramp: f64,
@@ -77,6 +79,7 @@ impl DeviceModel {
             bandwidth: device.memory_bandwidth? * device.streaming.unwrap_or(0.8),
             units: device.units.unwrap_or(1) as f64,
             matmul: device.matmul.unwrap_or(0.8),
+            capped: device.capped_rate(),
             boost: 1.0,
             misaligned: device.misaligned.unwrap_or(1.0),
             ramp: device.ramp.unwrap_or(128.0),
@@ -95,6 +98,7 @@ impl DeviceModel {
             Correction { point, factor: point.flops * model.tiled(product) / (2.0 * m * n * k) }
         };
         model.corrections = device.products.iter().map(correction).collect();
+        model.matmul *= model.capped;
         Some(model)
     }
 
@@ -157,7 +161,8 @@ impl DeviceModel {
         let waves = (blocks / self.units).ceil() * self.units / blocks;
         let padded = shape.head_dim.next_multiple_of(HEAD_BLOCK) as f64 / shape.head_dim as f64;
         let padded = if points.iter().any(|point| point.head_dim == shape.head_dim) { 1.0 } else { padded };
-        kernel.flops as f64 / (rate * self.framework.attention) * waves.max(1.0) * padded
+        let rate = rate * self.framework.attention * self.capped;
+        kernel.flops as f64 / rate * waves.max(1.0) * padded
     }
 
     /// FLOP/s of flash attention, interpolated between the widths of heads that were measured by their distance.
@@ -348,6 +353,28 @@ mod tests {
         let model = DeviceModel::new(&device, &FrameworkSpec::default()).unwrap();
         let in_a_step = model.seconds(&kernel);
         assert!((in_a_step / model.in_bursts(&device).seconds(&kernel) - 1.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_power_cap_slows_products_and_attention_and_nothing_else() {
+        let shape = AttentionShape { batch: 100, sequence: 1024, heads: 16, kv_heads: 16, head_dim: 64 };
+        let attention = KernelKind::Attention { shape, dtype: DType::BF16, flash: true, backward: false };
+        let product = KernelKind::Product { m: 4096, n: 4096, k: 4096, dtype: DType::BF16 };
+        let point = ProductPoint { m: 512, n: 512, k: 512, fp32: false, flops: 5e12, burst: None };
+        let measured = DeviceSpec { power_max: Some(700.0), products: vec![point], ..device() };
+        let seconds = |power_cap, kind, flops, bytes| {
+            let device = DeviceSpec { power_cap, ..measured.clone() };
+            let model = DeviceModel::new(&device, &FrameworkSpec::default()).unwrap();
+            model.seconds(&Kernel { name: "any", flops, bytes, kind })
+        };
+        let slower = |cap, kind, flops, bytes| {
+            seconds(Some(cap), kind, flops, bytes) / seconds(None, kind, flops, bytes)
+        };
+        let root = 1.4_f64.sqrt();
+        assert!((slower(500.0, product, 2 << 36, 0) - root).abs() < 1e-9);
+        assert!((slower(500.0, attention, 1 << 40, 0) - root).abs() < 1e-9);
+        assert!((slower(500.0, KernelKind::Memory { fp32: true }, 0, 1 << 30) - 1.0).abs() < 1e-9);
+        assert!((slower(900.0, product, 2 << 36, 0) - 1.0).abs() < 1e-9, "beyond the most that it draws");
     }
 
     #[test]
