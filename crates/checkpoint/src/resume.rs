@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::{Data, DataSource, Plan};
-use kintsugi_spec::Family;
 use kintsugi_spec::output::with_suffix;
 
 use crate::paths::relative_to_current_folder;
@@ -18,8 +17,8 @@ impl Checkpoint {
         let fields = |plan: &Plan| serde_json::to_value(&plan.model).expect("a model has string keys");
         let (ours, theirs) = (fields(plan), fields(self.plan()));
         // Only learned positions are parameters.
-        let free =
-            |key: &str| FREE.contains(&key) || (key == "positions" && plan.model.family != Family::Gpt);
+        let learned = plan.model.has_learned_positions();
+        let free = |key: &str| FREE.contains(&key) || (key == "positions" && !learned);
         for (key, ours) in ours.as_object().expect("a model is an object") {
             let theirs = &theirs[key];
             if free(key) || theirs == ours {

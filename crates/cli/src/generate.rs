@@ -14,7 +14,7 @@ use kintsugi_engine::{
 };
 use kintsugi_plan::Plan;
 use kintsugi_simulate::generation_memory;
-use kintsugi_spec::{Family, input};
+use kintsugi_spec::input;
 use serde::Serialize;
 
 use crate::failure::{ErrorContext, Failure};
@@ -209,7 +209,7 @@ fn default_tokens(plan: &Plan, prompts: &[Vec<u32>]) -> usize {
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     // The last token of a text is not fed to the model.
     let room = (plan.model.positions + 1).saturating_sub(longest);
-    if plan.model.family == Family::Gpt { room.clamp(1, USUAL) } else { USUAL }
+    if plan.model.has_learned_positions() { room.clamp(1, USUAL) } else { USUAL }
 }
 
 /// Warns if a text is longer than the model was trained for, although rotary positions have no limit.

@@ -184,10 +184,13 @@ fn activate_into(ctx: &Context, pre: View, act: View) {
 }
 
 fn in_weight<'a>(ctx: &Context, w: &Weights<'a>) -> View<'a> {
-    match ctx.shape.activation {
-        Activation::Gelu | Activation::ExactGelu => w.get(ParameterKind::MlpInWeight),
-        Activation::Swiglu => w.span(ParameterKind::MlpGateWeight, ParameterKind::MlpInWeight),
-    }
+    w.span(first_in_weight(ctx), ParameterKind::MlpInWeight)
+}
+
+/// The first of the adjacent matrices that are multiplied with the MLP's input.
+fn first_in_weight(ctx: &Context) -> ParameterKind {
+    let gated = ctx.shape.activation.is_gated();
+    if gated { ParameterKind::MlpGateWeight } else { ParameterKind::MlpInWeight }
 }
 
 fn out_weight_gradient(ctx: &Context, act: View, dy: View, g: &Gradients) {
@@ -206,10 +209,7 @@ fn in_weight_gradient(ctx: &Context, x: View, dpre: View, g: &Gradients, dbias: 
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy: dpre,
         x,
-        dweight: match ctx.shape.activation {
-            Activation::Gelu | Activation::ExactGelu => g.get(ParameterKind::MlpInWeight),
-            Activation::Swiglu => g.span(ParameterKind::MlpGateWeight, ParameterKind::MlpInWeight),
-        },
+        dweight: g.span(first_in_weight(ctx), ParameterKind::MlpInWeight),
         dbias,
         rows: ctx.shape.rows,
         inputs: ctx.shape.hidden,

@@ -1,7 +1,7 @@
 //! The sizes of one rank's blocks.
 
 use kintsugi_plan::{AttentionKind, Compute, Plan, Recompute};
-use kintsugi_spec::{Activation, Family, RotaryScaling};
+use kintsugi_spec::{Activation, RotaryScaling};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 
@@ -91,7 +91,7 @@ impl Shape {
             recompute: plan.memory.recompute,
             attention_kind: plan.memory.attention,
             epsilon: model.norm_eps,
-            rotary_dims: if model.family == Family::Gpt { 0 } else { model.rotary_dims() },
+            rotary_dims: if model.has_learned_positions() { 0 } else { model.rotary_dims() },
             rotary_base: model.rotary_base,
             rotary_scaling: model.rotary_scaling,
             tokens_per_step: plan.tokens_per_step(),
@@ -116,12 +116,9 @@ impl Shape {
         }
     }
 
-    /// Columns of the first MLP product. SwiGLU has gate and up.
+    /// Columns of the first MLP product: gate and up, if there is a gate.
     pub fn mlp_in_width(&self) -> usize {
-        match self.activation {
-            Activation::Gelu | Activation::ExactGelu => self.ffn,
-            Activation::Swiglu => 2 * self.ffn,
-        }
+        if self.activation.is_gated() { 2 * self.ffn } else { self.ffn }
     }
 
     /// Columns of this rank's attention output.

@@ -3,7 +3,7 @@
 //! For a GPT with `ffn = 4·h` this is `24·c·B·s·L·h²·(1 + s/(6h) + V/(16·L·h))` of arXiv 2104.04473 and 2312.12705,
 //! with the vocabulary before padding. Other shapes count their own matrices by the same rule.
 
-use kintsugi_spec::{Activation, ModelSpec};
+use kintsugi_spec::ModelSpec;
 use serde::Serialize;
 
 use crate::{Compute, Plan, Recompute};
@@ -62,7 +62,7 @@ fn pass_per_token(model: &ModelSpec, sequence: usize) -> f64 {
 fn layer_per_token(model: &ModelSpec, sequence: usize) -> f64 {
     let [hidden, ffn] = [model.hidden, model.ffn].map(|n| n as f64);
     let [queries, keys] = [model.heads, model.kv_heads].map(|heads| (heads * model.head_dim) as f64);
-    let mlp_matrices = if model.activation == Activation::Swiglu { 3.0 } else { 2.0 };
+    let mlp_matrices = if model.activation.is_gated() { 3.0 } else { 2.0 };
     let matrices = 2.0 * hidden * (2.0 * queries + 2.0 * keys + mlp_matrices * ffn);
     matrices + 4.0 * sequence as f64 * queries
 }

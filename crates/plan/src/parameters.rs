@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use kintsugi_spec::{Activation, Family, ModelSpec};
+use kintsugi_spec::{Biases, ModelSpec, NormKind};
 
 use crate::{Plan, Sharding, Unit};
 
@@ -209,7 +209,7 @@ impl Plan {
     /// Every unit of the model, in model order.
     pub fn units(&self) -> Vec<Unit> {
         let mut units = vec![Unit::Table];
-        units.extend((self.model.family == Family::Gpt).then_some(Unit::Positions));
+        units.extend(self.model.has_learned_positions().then_some(Unit::Positions));
         units.extend((0..self.model.layers).map(Unit::Layer));
         units.push(Unit::Head);
         units
@@ -252,31 +252,30 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn layer(&self) -> Vec<Parameter> {
         let ModelSpec { hidden, heads, kv_heads, head_dim, ffn, .. } = *self.model;
-        let biases = self.model.biases();
+        let Biases { qkv, attention_out, mlp } = self.model.features().biases;
         // GPT-2 scales down the 2·layers projections into the residual stream, so that its variance stays constant.
         let residual = self.model.init_std / (2.0 * self.model.layers as f64).sqrt();
         let mut list = self.norm(ParameterKind::AttentionNormWeight, ParameterKind::AttentionNormBias);
         list.extend(self.norm(ParameterKind::MlpNormWeight, ParameterKind::MlpNormBias));
-        if biases {
-            list.push(self.bias(ParameterKind::AttentionOutBias, hidden, TensorSplit::Whole));
-            list.push(self.bias(ParameterKind::MlpOutBias, hidden, TensorSplit::Whole));
-        }
+        let mut bias = |kind, has: bool, len, split| list.extend(has.then(|| self.bias(kind, len, split)));
+        bias(ParameterKind::AttentionOutBias, attention_out, hidden, TensorSplit::Whole);
+        bias(ParameterKind::MlpOutBias, mlp, hidden, TensorSplit::Whole);
         let mut rows = |kind, outputs| {
             list.push(self.matrix(kind, [outputs, hidden], TensorSplit::Rows, self.model.init_std));
         };
         rows(ParameterKind::QueryWeight, heads * head_dim);
         rows(ParameterKind::KeyWeight, kv_heads * head_dim);
         rows(ParameterKind::ValueWeight, kv_heads * head_dim);
-        if self.model.activation == Activation::Swiglu {
+        if self.model.activation.is_gated() {
             rows(ParameterKind::MlpGateWeight, ffn);
         }
         rows(ParameterKind::MlpInWeight, ffn);
-        if biases {
-            list.push(self.bias(ParameterKind::QueryBias, heads * head_dim, TensorSplit::Rows));
-            list.push(self.bias(ParameterKind::KeyBias, kv_heads * head_dim, TensorSplit::Rows));
-            list.push(self.bias(ParameterKind::ValueBias, kv_heads * head_dim, TensorSplit::Rows));
-            list.push(self.bias(ParameterKind::MlpInBias, ffn, TensorSplit::Rows));
-        }
+        let mut bias =
+            |kind, has: bool, len| list.extend(has.then(|| self.bias(kind, len, TensorSplit::Rows)));
+        bias(ParameterKind::QueryBias, qkv, heads * head_dim);
+        bias(ParameterKind::KeyBias, qkv, kv_heads * head_dim);
+        bias(ParameterKind::ValueBias, qkv, kv_heads * head_dim);
+        bias(ParameterKind::MlpInBias, mlp, ffn);
         let mut columns = |kind, inputs| {
             list.push(self.matrix(kind, [hidden, inputs], TensorSplit::Columns, residual));
         };
@@ -320,7 +319,8 @@ impl Builder<'_> {
 
     fn norm(&self, weight: ParameterKind, bias: ParameterKind) -> Vec<Parameter> {
         let mut list = vec![self.vector(weight, self.model.hidden, TensorSplit::Whole, InitialValues::Ones)];
-        list.extend(self.model.biases().then(|| self.bias(bias, self.model.hidden, TensorSplit::Whole)));
+        let has_bias = self.model.features().norm == NormKind::Layer;
+        list.extend(has_bias.then(|| self.bias(bias, self.model.hidden, TensorSplit::Whole)));
         list
     }
 }

@@ -173,9 +173,9 @@ impl Plan {
 
     /// The same as an iterator, without an allocation: programs call it for every computation.
     pub(crate) fn units_of(&self, block: Block) -> impl Iterator<Item = Unit> + use<> {
-        let gpt = self.model.family == kintsugi_spec::Family::Gpt;
+        let learned = self.model.has_learned_positions();
         let units = match block {
-            Block::Embedding => [Some(Unit::Table), gpt.then_some(Unit::Positions)],
+            Block::Embedding => [Some(Unit::Table), learned.then_some(Unit::Positions)],
             Block::Layer(i) => [Some(Unit::Layer(i)), None],
             Block::Head => [self.model.tied.then_some(Unit::Table), Some(Unit::Head)],
         };

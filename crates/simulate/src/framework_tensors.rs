@@ -2,7 +2,7 @@
 //! logits, and the gradient of a matrix before it is added to the sum.
 
 use kintsugi_plan::{AttentionKind, BackwardPart, Block, Computation, Op, Plan, Recompute};
-use kintsugi_spec::{Activation, Fusion};
+use kintsugi_spec::Fusion;
 use kintsugi_tensor::{Arena, Block as MemoryBlock, Category, Memory};
 
 /// Bytes of the tensors of a framework.
@@ -47,7 +47,7 @@ impl FrameworkTensors {
             + framework.keeps.heads * per_rank(model.heads * model.head_dim)
             + framework.keeps.ffn * per_rank(model.ffn)
             + scores;
-        let matrices = if model.activation == Activation::Swiglu { 2 } else { 1 };
+        let matrices = if model.activation.is_gated() { 2 } else { 1 };
         let vocab = model.padded_vocab(tp);
         let parts = if framework.whole_logits { 1 } else { tp };
         // Gradients that stay beside the sums are counted for all parameters.

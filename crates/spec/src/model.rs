@@ -3,18 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::key::spec_table;
-
-/// The three architectures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// GPT-2 and GPT-3: learned positions, LayerNorm, GELU, biases.
-    Gpt,
-    /// GPT-NeoX: partial rotary positions, parallel or sequential attention and MLP, biases.
-    Neox,
-    /// Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
-    Llama,
-}
+use crate::{Family, Features, Positions};
 
 /// The non-linearity of the MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -29,12 +18,28 @@ pub enum Activation {
     Swiglu,
 }
 
+impl Activation {
+    /// Whether the MLP has a gate, a second input matrix.
+    pub fn is_gated(self) -> bool {
+        self == Activation::Swiglu
+    }
+
+    /// The word in configurations and manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Gelu => "gelu",
+            Activation::ExactGelu => "gelu-exact",
+            Activation::Swiglu => "swiglu",
+        }
+    }
+}
+
 /// The shape of a model, fully resolved: no field is left to a default.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelSpec {
     /// The preset's name, or `"custom"`.
     pub name: String,
-    /// Architecture.
+    /// The family, which decides the features.
     pub family: Family,
     /// Number of transformer layers.
     pub layers: usize,
@@ -52,11 +57,11 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// The padded vocabulary is a multiple of this times tp.
     pub vocab_multiple: usize,
-    /// The longest sequence that the model supports: a limit for learned positions (`gpt`), otherwise only information.
+    /// The longest sequence that the model supports: a limit for learned positions, otherwise only information.
     pub positions: usize,
     /// Whether the output matrix is the token table.
     pub tied: bool,
-    /// Whether attention and MLP both start from the layer's input (`neox` only).
+    /// Whether attention and MLP both start from the layer's input (only families with `parallel_residual`).
     pub parallel_residual: bool,
     /// MLP non-linearity.
     pub activation: Activation,
@@ -66,7 +71,7 @@ pub struct ModelSpec {
     pub rotary_base: f64,
     /// Share of each head that is rotated.
     pub rotary_fraction: f64,
-    /// The scaling of low rotary frequencies, if there is one (`llama` only).
+    /// The scaling of low rotary frequencies, if there is one (only families with `rotary_scaling`).
     pub rotary_scaling: Option<RotaryScaling>,
     /// Standard deviation of initial weights.
     pub init_std: f64,
@@ -117,8 +122,13 @@ impl ModelSpec {
         dims - dims % 2
     }
 
-    /// Whether linear layers and norms have biases.
-    pub fn biases(&self) -> bool {
-        self.family != Family::Llama
+    /// What the model has in common with its family.
+    pub fn features(&self) -> &'static Features {
+        self.family.features()
+    }
+
+    /// Whether positions are learned, and so parameters that limit the length of a sample.
+    pub fn has_learned_positions(&self) -> bool {
+        self.features().positions == Positions::Learned
     }
 }

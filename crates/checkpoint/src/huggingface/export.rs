@@ -16,8 +16,9 @@ use safetensors::tensor::TensorInfo;
 use serde_json::{Map, Value, json};
 
 use super::describe::describe;
+use super::families;
 use super::folder::CONFIG;
-use super::names::{TensorLocation, TensorPart, all_parameters, base, location};
+use super::names::{TensorLocation, TensorPart, all_parameters, location};
 use super::tensors::{INDEX, SINGLE};
 use crate::files::{SyncedFile, write_json};
 use crate::temporary_folder::TemporaryFolder;
@@ -88,7 +89,7 @@ fn exported(model: &ModelSpec) -> Vec<ExportedTensor> {
     let model = &ModelSpec { vocab_multiple: 1, ..model.clone() };
     let mut exported: Vec<ExportedTensor> = Vec::new();
     for parameter in all_parameters(model) {
-        let location = location(model, base(model.family), parameter.unit, parameter.kind);
+        let location = location(model, families::of(model.family).base, parameter.unit, parameter.kind);
         match exported.last_mut() {
             Some(last) if last.name == location.name => last.parts.push((parameter, location)),
             _ => {

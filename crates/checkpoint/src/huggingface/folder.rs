@@ -9,9 +9,9 @@ use kintsugi_plan::parameters::Parameter;
 use kintsugi_rank::{Elements, Store, StoreError, StoredTensor};
 use kintsugi_spec::ModelSpec;
 
-use super::config;
-use super::names::{TensorLocation, TensorPart, all_parameters, base, is_ignored, location};
+use super::names::{TensorLocation, TensorPart, all_parameters, is_ignored, location};
 use super::tensors::{Tensor, Tensors};
+use super::{config, families};
 use crate::CheckpointError;
 
 /// A folder that has been checked: it has every parameter of the model, in the right shape.
@@ -47,7 +47,7 @@ impl HuggingFaceFolder {
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let model = Self::read_model(path)?;
         let tensors = Tensors::open(path)?;
-        let base = base(model.family);
+        let base = families::of(model.family).base;
         // Models that were saved without their head have tensor names without the prefix.
         let base = if tensors.names().any(|name| name.starts_with(base)) { base } else { "" };
         let folder =
@@ -106,14 +106,13 @@ impl HuggingFaceFolder {
     /// The number of elements that the tensor has for a parameter of `columns` columns, or 0 if its own columns differ.
     fn elements(&self, location: &TensorLocation, columns: usize) -> Result<usize, StoreError> {
         let tensor = self.tensor(location)?;
-        let parts = if location.part == TensorPart::Whole { 1 } else { 3 };
         let width = match (tensor.shape.len(), location.transposed) {
             (1, _) => 1,
             (_, false) => tensor.shape[1],
             (_, true) => tensor.shape[0],
         };
-        let all: usize = tensor.shape.iter().product();
-        Ok(if width == columns { all / parts } else { 0 })
+        let rows = tensor.shape.iter().product::<usize>() / width.max(1);
+        Ok(if width == columns { location.part.rows_of(rows) * columns } else { 0 })
     }
 
     /// Reads elements of a tensor, or of its transpose if it is stored by columns.
@@ -186,9 +185,7 @@ impl Store for HuggingFaceFolder {
         }
         match location.part {
             TensorPart::Whole => self.read_tensor(&location, start, out),
-            TensorPart::Third(third) => {
-                self.read_tensor(&location, third * parameter.valid_elements() + start, out)
-            }
+            TensorPart::Rows { first, .. } => self.read_tensor(&location, first * columns + start, out),
             TensorPart::ThirdOfHeads { third, head_dim } => {
                 let head = head_dim * columns;
                 let mut rest = out;

@@ -1,11 +1,12 @@
 //! Hugging Face folders: `config.json`, and the weights as safetensors, in one file or several with an index.
 //!
-//! Three architectures are supported: `gpt2`, `gpt_neox` and `llama`. A folder is read in pieces, so the model need not fit
+//! Each family has a file in `families`. A folder is read in pieces, so the model need not fit
 //! into memory. A configuration value that would change the computation in an unsupported way is an error.
 
 mod config;
 mod describe;
 mod export;
+mod families;
 mod fields;
 mod folder;
 mod names;

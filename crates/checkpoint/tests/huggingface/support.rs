@@ -7,7 +7,6 @@ use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
 use kintsugi_plan::Unit;
 use kintsugi_plan::parameters::{Parameter, parameters};
 use kintsugi_rank::{Elements, Store, StoredTensor};
-use kintsugi_spec::Family;
 use serde_json::{Map, Value};
 
 pub const FIXTURES: [&str; 6] = ["gpt2", "neox", "neox-sequential", "llama", "llama-tied", "llama-scaled"];
@@ -50,7 +49,7 @@ pub fn refusal(folder: &Path) -> String {
 /// All parameters of a folder, with their values.
 pub fn values(folder: &HuggingFaceFolder) -> Vec<(Parameter, Vec<f32>)> {
     let model = folder.model();
-    let positions = (model.family == Family::Gpt).then_some(Unit::Positions);
+    let positions = model.has_learned_positions().then_some(Unit::Positions);
     let layers = (0..model.layers).map(Unit::Layer);
     let units = [Unit::Table, Unit::Head].into_iter().chain(positions).chain(layers);
     let all = units.flat_map(|unit| parameters(model, unit, 1));

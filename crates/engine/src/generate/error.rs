@@ -1,7 +1,6 @@
 //! The errors of generation.
 
 use kintsugi_plan::Plan;
-use kintsugi_spec::Family;
 use thiserror::Error;
 
 use super::GenerateOptions;
@@ -73,7 +72,7 @@ pub fn check_prompts(
         return Err(GenerateError::Sampling { field: "top-p", value, rule });
     }
     let (vocab, positions, tokens) = (plan.model.vocab, plan.model.positions, options.tokens);
-    let learned = plan.model.family == Family::Gpt;
+    let learned = plan.model.has_learned_positions();
     for (number, prompt) in (1..).zip(prompts) {
         if prompt.is_empty() {
             return Err(GenerateError::Empty { number });

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kintsugi_spec::{Family, ModelSpec};
+use kintsugi_spec::ModelSpec;
 use toml::{Table, Value};
 
 use super::error::{ConfigError, invalid};
@@ -57,7 +57,7 @@ impl ConfigSource {
 fn may_differ(model: &ModelSpec, key: &str, given: &Value) -> bool {
     let fewer = given.as_integer().is_some_and(|given| given as usize <= model.positions);
     ["vocab_multiple", "init_std"].contains(&key)
-        || (key == "positions" && (fewer || model.family != Family::Gpt))
+        || (key == "positions" && (fewer || !model.has_learned_positions()))
 }
 
 fn table_of(raw: &RawModel) -> Table {

@@ -1,6 +1,6 @@
 //! The model of a configuration: the family supplies defaults, then the shape is checked.
 
-use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
+use kintsugi_spec::{Activation, Family, Features, ModelSpec, Positions, RotaryScaling};
 
 use super::error::{ConfigError, between, either, invalid, within};
 use super::keys::RawModel;
@@ -9,6 +9,7 @@ use crate::divisors;
 /// The model. It supports samples of `sequence` tokens, or longer ones if requested.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
     let family = raw.family();
+    let features = family.features();
     let layers = required("model.layers", raw.layers()?)?;
     let hidden = required("model.hidden", raw.hidden()?)?;
     let heads = required("model.heads", raw.heads()?)?;
@@ -20,17 +21,17 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         heads,
         kv_heads: raw.kv_heads()?.unwrap_or(heads),
         head_dim: head_dim(raw.head_dim, hidden, heads)?,
-        ffn: within("model.ffn", raw.ffn.unwrap_or_else(|| default_ffn(family, hidden)), 1..=1 << 22)?,
+        ffn: within("model.ffn", raw.ffn.unwrap_or_else(|| default_ffn(features, hidden)), 1..=1 << 22)?,
         vocab: required("model.vocab", raw.vocab()?)?,
         vocab_multiple: raw.vocab_multiple()?,
-        positions: positions(raw.positions()?, family, sequence)?,
-        tied: raw.tied.unwrap_or(family == Family::Gpt),
-        parallel_residual: parallel_residual(raw.parallel_residual, family)?,
+        positions: positions(raw.positions()?, features, sequence)?,
+        tied: raw.tied.unwrap_or(features.tied),
+        parallel_residual: parallel_residual(raw.parallel_residual, features)?,
         activation: activation(raw.activation, family)?,
         norm_eps: raw.norm_eps()?,
         rotary_base: raw.rotary_base()?,
-        rotary_fraction: rotary_fraction(raw, family)?,
-        rotary_scaling: raw.rotary_scaling.map(|scaling| rotary_scaling(scaling, family)).transpose()?,
+        rotary_fraction: rotary_fraction(raw, features)?,
+        rotary_scaling: raw.rotary_scaling.map(|scaling| rotary_scaling(scaling, features)).transpose()?,
         init_std: raw.init_std()?,
     };
     check_shape(&model)?;
@@ -52,9 +53,10 @@ pub(super) fn check_split(model: &ModelSpec, tp: usize) -> Result<(), ConfigErro
     Ok(())
 }
 
-fn rotary_scaling(scaling: RotaryScaling, family: Family) -> Result<RotaryScaling, ConfigError> {
-    if family != Family::Llama {
-        return Err(invalid("model.rotary_scaling", "{…}", "needs model.family = \"llama\""));
+fn rotary_scaling(scaling: RotaryScaling, features: &Features) -> Result<RotaryScaling, ConfigError> {
+    if !features.rotary_scaling {
+        let rule = format!("needs model.family = {}", families(|features| features.rotary_scaling));
+        return Err(invalid("model.rotary_scaling", "{…}", rule));
     }
     between("model.rotary_scaling.factor", scaling.factor, 1.0..=1e6)?;
     between("model.rotary_scaling.low", scaling.low, 1e-6..=1e6)?;
@@ -80,19 +82,17 @@ fn head_dim(raw: Option<usize>, hidden: usize, heads: usize) -> Result<usize, Co
     within("model.head_dim", raw.unwrap_or(hidden / heads), 1..=1 << 12)
 }
 
-/// Four times the hidden width. Llama's rule gives the same number of parameters with three matrices, in multiples of
-/// 256.
-fn default_ffn(family: Family, hidden: usize) -> usize {
-    match family {
-        Family::Gpt | Family::Neox => 4 * hidden,
-        Family::Llama => (8 * hidden).div_ceil(3).next_multiple_of(256),
-    }
+/// Four times the hidden width. A gated MLP of 8/3 of it has the same number of parameters with three matrices; Llama rounds up to a
+/// multiple of 256.
+fn default_ffn(features: &Features, hidden: usize) -> usize {
+    let gated = features.activations[0].is_gated();
+    if gated { (8 * hidden).div_ceil(3).next_multiple_of(256) } else { 4 * hidden }
 }
 
 /// Learned positions cannot be exceeded. For other models the number is only information.
-fn positions(raw: Option<usize>, family: Family, sequence: usize) -> Result<usize, ConfigError> {
+fn positions(raw: Option<usize>, features: &Features, sequence: usize) -> Result<usize, ConfigError> {
     let positions = raw.unwrap_or(sequence.max(1));
-    if family == Family::Gpt && sequence > positions {
+    if features.positions == Positions::Learned && sequence > positions {
         let rule =
             format!("is less than batch.sequence = {sequence}, and learned positions cannot be exceeded");
         return Err(invalid("model.positions", positions, rule));
@@ -100,37 +100,41 @@ fn positions(raw: Option<usize>, family: Family, sequence: usize) -> Result<usiz
     Ok(positions.max(sequence))
 }
 
-fn parallel_residual(raw: Option<bool>, family: Family) -> Result<bool, ConfigError> {
-    let usual = family == Family::Neox;
-    if raw == Some(true) && !usual {
-        let rule = "needs model.family = \"neox\"; the others add attention before the MLP";
+fn parallel_residual(raw: Option<bool>, features: &Features) -> Result<bool, ConfigError> {
+    if raw == Some(true) && !features.parallel_residual {
+        let families = families(|features| features.parallel_residual);
+        let rule = format!("needs model.family = {families}; the others add attention before the MLP");
         return Err(invalid("model.parallel_residual", true, rule));
     }
-    Ok(raw.unwrap_or(usual))
+    Ok(raw.unwrap_or(features.parallel_residual))
 }
 
 fn activation(raw: Option<Activation>, family: Family) -> Result<Activation, ConfigError> {
-    let usual = if family == Family::Llama { Activation::Swiglu } else { Activation::Gelu };
+    let allowed = family.features().activations;
     match raw {
-        Some(Activation::Swiglu) if usual == Activation::Gelu => {
-            let rule = "needs model.family = \"llama\"; the others have \"gelu\" or \"gelu-exact\"";
-            Err(invalid("model.activation", "\"swiglu\"", rule))
+        Some(given) if !allowed.contains(&given) => {
+            let words: Vec<String> = allowed.iter().map(|word| format!("\"{}\"", word.name())).collect();
+            let rule =
+                format!("is not one of model.family = \"{}\", which has {}", family.name(), either(&words));
+            Err(invalid("model.activation", format!("\"{}\"", given.name()), rule))
         }
-        other => Ok(other.unwrap_or(usual)),
+        other => Ok(other.unwrap_or(allowed[0])),
     }
 }
 
-fn rotary_fraction(raw: &RawModel, family: Family) -> Result<f64, ConfigError> {
-    let usual = match family {
-        Family::Gpt => 0.0,
-        Family::Neox => 0.25,
-        Family::Llama => 1.0,
-    };
-    if let (Family::Gpt, Some(fraction)) = (family, raw.rotary_fraction.filter(|&given| given != 0.0)) {
-        let rule = "has no meaning for model.family = \"gpt\", whose positions are learned; leave it out";
+fn rotary_fraction(raw: &RawModel, features: &Features) -> Result<f64, ConfigError> {
+    let given = raw.rotary_fraction.filter(|&given| given != 0.0);
+    if let (Positions::Learned, Some(fraction)) = (features.positions, given) {
+        let rule = "has no meaning for learned positions; leave it out";
         return Err(invalid("model.rotary_fraction", fraction, rule));
     }
-    Ok(raw.rotary_fraction()?.unwrap_or(usual))
+    Ok(raw.rotary_fraction()?.unwrap_or(features.rotary_fraction))
+}
+
+/// The families with a feature, as words of an error.
+fn families(has: impl Fn(&Features) -> bool) -> String {
+    let having = Family::ALL.iter().filter(|family| has(family.features()));
+    either(&having.map(|family| format!("\"{}\"", family.name())).collect::<Vec<_>>())
 }
 
 fn check_shape(model: &ModelSpec) -> Result<(), ConfigError> {
@@ -140,7 +144,7 @@ fn check_shape(model: &ModelSpec) -> Result<(), ConfigError> {
         let rule = format!("does not divide model.heads = {heads}; use {}", either(&allowed));
         return Err(invalid("model.kv_heads", kv_heads, rule));
     }
-    if model.family != Family::Gpt && head_dim % 2 == 1 {
+    if !model.has_learned_positions() && head_dim % 2 == 1 {
         return Err(invalid("model.head_dim", head_dim, "must be even: rotary positions turn pairs"));
     }
     Ok(())

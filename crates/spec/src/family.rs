@@ -1,0 +1,133 @@
+//! The families of models as data: each is a row of features.
+//!
+//! Parameters, layers, defaults and checks follow from the features. Nothing else compares families, so a new one is a row here
+//! and its Hugging Face format in `crates/checkpoint/src/huggingface/families`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Activation;
+
+/// What a family's models have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Features {
+    /// How a token's position enters the model.
+    pub positions: Positions,
+    /// The kind of every norm.
+    pub norm: NormKind,
+    /// Which linear layers have biases.
+    pub biases: Biases,
+    /// The non-linearities that the MLP may have. The first is the default.
+    pub activations: &'static [Activation],
+    /// Whether attention and MLP may both start from the layer's input; then they do by default.
+    pub parallel_residual: bool,
+    /// Whether the output matrix is the token table by default.
+    pub tied: bool,
+    /// The default share of each head that is rotated.
+    pub rotary_fraction: f64,
+    /// Whether low rotary frequencies may be scaled.
+    pub rotary_scaling: bool,
+}
+
+/// How a token's position enters the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// A learned vector is added to the token's embedding.
+    Learned,
+    /// Queries and keys are rotated (arXiv 2104.09864).
+    Rotary,
+}
+
+/// The kind of a norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// LayerNorm, with a bias.
+    Layer,
+    /// RMSNorm (arXiv 1910.07467), without a bias.
+    Rms,
+}
+
+/// Which linear layers have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Biases {
+    /// Query, key and value.
+    pub qkv: bool,
+    /// The output of attention.
+    pub attention_out: bool,
+    /// All matrices of the MLP.
+    pub mlp: bool,
+}
+
+impl Biases {
+    const ALL: Biases = Biases { qkv: true, attention_out: true, mlp: true };
+    const NONE: Biases = Biases { qkv: false, attention_out: false, mlp: false };
+}
+
+/// Declares the families: a name, a variant, and its features.
+macro_rules! families {
+    ($($(#[doc = $doc:literal])+ $name:literal $variant:ident $features:tt)+) => {
+        /// A family of models.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum Family {$(
+            $(#[doc = $doc])+
+            #[serde(rename = $name)]
+            $variant,
+        )+}
+
+        impl Family {
+            /// Every family.
+            pub const ALL: &'static [Family] = &[$(Family::$variant),+];
+
+            /// The name in configurations and manifests.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Family::$variant => $name),+
+                }
+            }
+
+            /// What the family's models have in common.
+            pub fn features(self) -> &'static Features {
+                match self {
+                    $(Family::$variant => const { &Features $features }),+
+                }
+            }
+        }
+    };
+}
+
+families! {
+    /// GPT-2 and GPT-3: learned positions, LayerNorm, GELU, biases.
+    "gpt" Gpt {
+        positions: Positions::Learned,
+        norm: NormKind::Layer,
+        biases: Biases::ALL,
+        activations: &[Activation::Gelu, Activation::ExactGelu],
+        parallel_residual: false,
+        tied: true,
+        rotary_fraction: 0.0,
+        rotary_scaling: false,
+    }
+
+    /// GPT-NeoX: partial rotary positions, parallel or sequential attention and MLP, biases.
+    "neox" Neox {
+        positions: Positions::Rotary,
+        norm: NormKind::Layer,
+        biases: Biases::ALL,
+        activations: &[Activation::Gelu, Activation::ExactGelu],
+        parallel_residual: true,
+        tied: false,
+        rotary_fraction: 0.25,
+        rotary_scaling: false,
+    }
+
+    /// Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+    "llama" Llama {
+        positions: Positions::Rotary,
+        norm: NormKind::Rms,
+        biases: Biases::NONE,
+        activations: &[Activation::Swiglu, Activation::Gelu, Activation::ExactGelu],
+        parallel_residual: false,
+        tied: false,
+        rotary_fraction: 1.0,
+        rotary_scaling: true,
+    }
+}
