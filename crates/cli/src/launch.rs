@@ -1,6 +1,9 @@
 //! `kintsugi launch`: runs a command as many processes, by the MPI launcher of this machine or without MPI.
 
+mod descendants;
 mod local;
+mod restarts;
+mod stop;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader};
@@ -17,7 +20,10 @@ use clap::{Args, Parser};
 use crate::Cli;
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
-use crate::signals::{every_signal_to_stop, send};
+use crate::signals::send;
+use descendants::{Process, descendants, kill_and_wait};
+use restarts::RestartableRun;
+use stop::StopRequests;
 
 /// Runs a command as processes, one per rank.
 ///
@@ -28,6 +34,10 @@ use crate::signals::{every_signal_to_stop, send};
 ///
 /// Rank 0 writes the output and the files; an error comes from the rank that had it, with its name. When one rank fails,
 /// all end. Ctrl-C and SIGTERM stop the run after the running step, as without processes; a second one ends it at once.
+///
+/// With --restarts N, a run whose rank dies, is killed or hangs is started again from its newest whole checkpoint, N times
+/// at most. What was lost is printed, and is in summary.json. A run that ends with an error of its own, as when the loss is
+/// not finite, is not started again.
 ///
 /// Inside a Slurm allocation `srun kintsugi train ...` works by itself, without this command.
 #[derive(Args)]
@@ -45,6 +55,9 @@ pub struct Arguments {
     /// Starts the processes on this machine without MPI, for run.transport = "nccl"
     #[arg(long, conflicts_with_all = ["nodes", "mpirun", "print"])]
     no_mpi: bool,
+    /// Starts the ranks again from the newest whole checkpoint when one has failed, N times at most; for train
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    restarts: u32,
     /// Shows the command and does not run it
     #[arg(long)]
     print: bool,
@@ -63,6 +76,8 @@ Examples:
       8 GPUs of this machine, without MPI
   kintsugi launch --ranks 8 --print train run.toml
       the command for mpirun, to change or to put into a job script
+  kintsugi launch --ranks 8 --restarts 3 train run.toml --set run.checkpoint_every=100
+      survives three failures of ranks
   kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
       another MPI; its library is found if it is in the loader's path, or named by KINTSUGI_MPI";
 
@@ -70,37 +85,64 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     // A mistake in the command's arguments is shown once, and not by every process.
     let words = [OsString::from("kintsugi")].into_iter().chain(arguments.command.iter().cloned());
-    Cli::try_parse_from(words).unwrap_or_else(|error| error.exit());
+    let command = Cli::try_parse_from(words).unwrap_or_else(|error| error.exit()).command;
+    let supervision = Supervision::new(arguments.restarts > 0)?;
+    let run: Option<RestartableRun> = match (arguments.restarts, command) {
+        (0, _) => None,
+        (restarts, Some(crate::Command::Train(train))) => Some(RestartableRun::new(&train, restarts)?),
+        (_, _) => return Err(Failure::mistake("--restarts needs the command train")),
+    };
+    let ranks = arguments.ranks;
     if arguments.no_mpi {
-        return local::run(arguments.ranks as usize, &arguments.command);
+        return restarts::run(run, &arguments.command, &supervision, |words| {
+            local::run(ranks as usize, words, &supervision)
+        });
     }
     let launcher = Launcher::find(&arguments.mpirun)?;
-    if let Some(nodes) = arguments.nodes.filter(|&nodes| !arguments.ranks.is_multiple_of(nodes)) {
-        let ranks = arguments.ranks;
+    if let Some(nodes) = arguments.nodes.filter(|&nodes| !ranks.is_multiple_of(nodes)) {
         return Err(Failure::mistake(format!(
             "--ranks {ranks} cannot be divided equally over --nodes {nodes}"
         )));
     }
-    let mut command = launcher.command(&arguments.mpirun, arguments.ranks, arguments.nodes)?;
-    command.args(&arguments.command);
+    let command = |words: &[OsString]| launcher.command(&arguments.mpirun, ranks, arguments.nodes, words);
     if arguments.print {
-        return output::stdout(&(line(&command) + "\n"));
+        return output::stdout(&(line(&command(&arguments.command)?) + "\n"));
     }
-    wait(command)
+    restarts::run(run, &arguments.command, &supervision, |words| wait(command(words)?, &supervision))
 }
 
 /// Runs this very command again, as `ranks` processes.
 pub fn this_command(ranks: usize) -> Result<(), Failure> {
     let mpirun = PathBuf::from("mpirun");
-    let mut command = Launcher::find(&mpirun)?.command(&mpirun, ranks as u32, None)?;
-    command.args(std::env::args_os().skip(1));
-    wait(command)
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let command = Launcher::find(&mpirun)?.command(&mpirun, ranks as u32, None, &words)?;
+    wait(command, &Supervision::new(false)?)
 }
 
 /// Runs this very command again, as `ranks` processes on this machine that communicate by NCCL.
 pub fn this_command_without_mpi(ranks: usize) -> Result<(), Failure> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    local::run(ranks, &arguments)
+    local::run(ranks, &arguments, &Supervision::new(false)?)
+}
+
+/// How `launch` watches the ranks that it has started.
+pub struct Supervision {
+    /// The signals to stop that are for the ranks.
+    stop: StopRequests,
+    /// Whether ranks are started again, so that those that are left after a failure are killed soon.
+    restarts: bool,
+}
+
+impl Supervision {
+    fn new(restarts: bool) -> Result<Self, Failure> {
+        Ok(Supervision { stop: StopRequests::new()?, restarts })
+    }
+
+    /// How long the other ranks may take to end after one has failed, if that is usually as long as `usual`. They learn of it at
+    /// once, and abort what they wait for.
+    fn grace(&self, usual: Duration) -> Duration {
+        if self.restarts { Duration::from_secs(1) } else { usual }
+    }
 }
 
 /// Whose mpirun it is.
@@ -135,8 +177,14 @@ impl Launcher {
         (version.contains("HYDRA") || version.contains("Intel(R) MPI")).then_some(Launcher::Hydra)
     }
 
-    /// The launcher with its flags and this program, without a command.
-    fn command(self, mpirun: &PathBuf, ranks: u32, nodes: Option<u32>) -> Result<Command, Failure> {
+    /// The launcher with its flags, this program and its arguments.
+    fn command(
+        self,
+        mpirun: &PathBuf,
+        ranks: u32,
+        nodes: Option<u32>,
+        words: &[OsString],
+    ) -> Result<Command, Failure> {
         let program = std::env::current_exe()
             .map_err(|error| Failure::run(ErrorContext::new("cannot find kintsugi", error)))?;
         let mut command = Command::new(mpirun);
@@ -161,7 +209,7 @@ impl Launcher {
                 }
             }
         }
-        command.arg(program);
+        command.arg(program).args(words);
         Ok(command)
     }
 }
@@ -189,8 +237,7 @@ fn line(command: &Command) -> String {
 
 /// Runs the launcher to its end. A signal to stop goes to the ranks as SIGUSR1, which launchers pass on. A second one ends the
 /// launcher, and it the ranks.
-fn wait(mut command: Command) -> Result<(), Failure> {
-    let asked = every_signal_to_stop()?;
+fn wait(mut command: Command, supervision: &Supervision) -> Result<(), Failure> {
     // In a group of its own: otherwise Ctrl-C would reach the launcher itself, which kills the ranks.
     let mut launcher =
         command.process_group(0).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(|error| {
@@ -202,7 +249,8 @@ fn wait(mut command: Command) -> Result<(), Failure> {
         let failed = Arc::clone(&failed);
         move || pass_on(BufReader::new(errors), &failed)
     });
-    let ended = wait_and_stop(&mut launcher, &asked, &failed)
+    let ended = RunningLauncher { launcher, ranks: Vec::new(), failed: &failed }
+        .wait(supervision)
         .map_err(|error| Failure::run(ErrorContext::new("cannot wait for the launcher", error)))?;
     passing.join().ok();
     outcome(ended)
@@ -244,29 +292,53 @@ fn is_expected(notice: &str) -> bool {
     expected.iter().any(|words| notice.contains(words)) && !notice.contains("signal")
 }
 
-/// Waits for the launcher. After a rank has failed it may wait for one that is stopped, and is then ended.
-fn wait_and_stop(launcher: &mut Child, asked: &AtomicBool, failed: &AtomicBool) -> io::Result<ExitStatus> {
-    const POLL: Duration = Duration::from_millis(50);
-    const GRACE: Duration = Duration::from_secs(15);
-    let mut signals = ["USR1", "TERM", "KILL"].into_iter();
-    let (mut failed_at, mut endings): (Option<Instant>, _) = (None, ["TERM", "KILL"].into_iter());
-    loop {
-        if let Some(ended) = launcher.try_wait()? {
-            return Ok(ended);
+/// A launcher under way.
+struct RunningLauncher<'a> {
+    launcher: Child,
+    /// The processes that it has started on this machine, as far as they are known. Only if ranks are started again.
+    ranks: Vec<Process>,
+    /// Whether a rank has reported an error.
+    failed: &'a AtomicBool,
+}
+
+impl RunningLauncher<'_> {
+    /// Waits for the launcher. After a rank has failed it may wait for one that is stopped, and is then ended.
+    fn wait(&mut self, supervision: &Supervision) -> io::Result<ExitStatus> {
+        const POLL: Duration = Duration::from_millis(50);
+        const GRACE: Duration = Duration::from_secs(15);
+        let mut signals = ["USR1", "TERM", "KILL"].into_iter();
+        let mut failed_at: Option<Instant> = None;
+        let mut endings = ["TERM", "KILL"].into_iter();
+        let (begun, mut looks) = (Instant::now(), 0);
+        loop {
+            if let Some(ended) = self.launcher.try_wait()? {
+                kill_and_wait(&self.ranks)?;
+                return Ok(ended);
+            }
+            let has_failed = self.failed.load(Ordering::Relaxed);
+            // Ranks are known before the launcher ends: after it they are children of nobody.
+            if supervision.restarts && begun.elapsed() > Duration::from_millis(100 << looks.min(12)) {
+                looks += 1;
+                self.ranks = descendants(self.launcher.id());
+            }
+            if has_failed
+                && failed_at.get_or_insert_with(Instant::now).elapsed() > supervision.grace(GRACE)
+                && let Some(signal) = endings.next()
+            {
+                if supervision.restarts {
+                    self.ranks = descendants(self.launcher.id());
+                    kill_and_wait(&self.ranks)?;
+                }
+                send(signal, self.launcher.id())?;
+                failed_at = Some(Instant::now());
+            }
+            if supervision.stop.take()
+                && let Some(signal) = signals.next()
+            {
+                send(signal, self.launcher.id())?;
+            }
+            thread::sleep(POLL);
         }
-        if failed.load(Ordering::Relaxed)
-            && failed_at.get_or_insert_with(Instant::now).elapsed() > GRACE
-            && let Some(signal) = endings.next()
-        {
-            send(signal, launcher.id())?;
-            failed_at = Some(Instant::now());
-        }
-        if asked.swap(false, Ordering::Relaxed)
-            && let Some(signal) = signals.next()
-        {
-            send(signal, launcher.id())?;
-        }
-        thread::sleep(POLL);
     }
 }
 

@@ -85,6 +85,18 @@ pub struct Arguments {
     json: bool,
 }
 
+impl Arguments {
+    /// The plan of the run that they describe.
+    pub fn plan(&self) -> Result<Plan, Failure> {
+        self.config.read()?.plan().map_err(Failure::from)
+    }
+
+    /// Whether they ask for files that only one attempt of a run can write.
+    pub fn is_for_one_attempt(&self) -> bool {
+        self.trace.path.is_some() || self.write_batches.is_some()
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   kintsugi train

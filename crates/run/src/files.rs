@@ -11,6 +11,9 @@ pub const SUMMARY: &str = "summary.json";
 /// The whole configuration, which repeats the run.
 pub const CONFIG: &str = "config.toml";
 
+/// What was lost by failures of ranks: a line per restart.
+pub const RESTARTS: &str = "restarts.jsonl";
+
 /// Where the trace of a step is looked for.
 pub const TRACE: &str = "trace.json";
 
@@ -18,6 +21,6 @@ pub const TRACE: &str = "trace.json";
 pub const EVENTS: &str = "tensorboard";
 
 /// The files that a run writes itself, except its checkpoints and its tokenizer.
-pub fn written(out: &Path) -> [PathBuf; 4] {
-    [CONFIG, METRICS, SUMMARY, EVENTS].map(|name| out.join(name))
+pub fn written(out: &Path) -> [PathBuf; 5] {
+    [CONFIG, METRICS, SUMMARY, EVENTS, RESTARTS].map(|name| out.join(name))
 }

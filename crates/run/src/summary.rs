@@ -7,7 +7,7 @@ use kintsugi_rank::StepMetrics;
 use kintsugi_spec::output::write_target;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::RunFolderError;
+use crate::{RestartSummary, RunFolderError};
 use crate::files::SUMMARY;
 
 /// The contents of `summary.json` as they are written.
@@ -26,6 +26,8 @@ pub struct Summary<'a> {
     pub loss_floor: Option<f64>,
     pub validation_loss: Option<f64>,
     pub resumed_after: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<RestartSummary>,
     pub checkpoints: SavingSummary<'a>,
     pub predicted: &'a StepMetrics,
     pub measured: &'a StepMetrics,

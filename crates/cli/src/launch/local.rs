@@ -4,22 +4,21 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kintsugi_comm::rendezvous::arrange_locally;
 
+use super::Supervision;
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
-use crate::signals::{every_signal_to_stop, send};
+use crate::signals::send;
 
 /// How long the others may take to end after a process has failed. They learn of it at once, and abort what they wait for.
 const GRACE: Duration = Duration::from_secs(9);
 
 /// Runs a command of this program as `ranks` processes, to the end of all of them.
-pub fn run(ranks: usize, arguments: &[OsString]) -> Result<(), Failure> {
-    let asked = every_signal_to_stop()?;
+pub fn run(ranks: usize, arguments: &[OsString], supervision: &Supervision) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::run(ErrorContext::new("cannot start the processes", error));
     let program = std::env::current_exe().map_err(failed)?;
     let meeting = arrange_locally().map_err(failed)?;
@@ -32,7 +31,7 @@ pub fn run(ranks: usize, arguments: &[OsString]) -> Result<(), Failure> {
         processes.0.push(command.process_group(0).stdin(Stdio::null()).spawn().map_err(failed)?);
     }
     let ended =
-        processes.wait(&asked).map_err(|error| Failure::run(ErrorContext::new("cannot wait", error)))?;
+        processes.wait(supervision).map_err(|error| Failure::run(ErrorContext::new("cannot wait", error)))?;
     outcome(&ended)
 }
 
@@ -41,7 +40,7 @@ struct Processes(Vec<Child>);
 
 impl Processes {
     /// Waits for all. A signal to stop goes to all of them: first as SIGUSR1, then as one that ends them.
-    fn wait(&mut self, asked: &AtomicBool) -> io::Result<Vec<ExitStatus>> {
+    fn wait(&mut self, supervision: &Supervision) -> io::Result<Vec<ExitStatus>> {
         const POLL: Duration = Duration::from_millis(20);
         let mut signals = ["USR1", "TERM", "KILL"].into_iter();
         let mut first_failure: Option<Instant> = None;
@@ -52,11 +51,11 @@ impl Processes {
             }
             if ended.iter().flatten().any(|status| !status.success()) {
                 let since = *first_failure.get_or_insert_with(Instant::now);
-                if since.elapsed() > GRACE {
+                if since.elapsed() > supervision.grace(GRACE) {
                     self.kill();
                 }
             }
-            if asked.swap(false, Ordering::Relaxed)
+            if supervision.stop.take()
                 && let Some(signal) = signals.next()
             {
                 for (process, _) in self.0.iter().zip(&ended).filter(|(_, ended)| ended.is_none()) {
@@ -121,7 +120,7 @@ mod tests {
         let shell = |script: &str| Command::new("sh").args(["-c", script]).spawn().expect("a shell");
         let mut processes = Processes(vec![shell("sleep 60"), shell("exit 0")]);
         processes.kill();
-        let ended = processes.wait(&AtomicBool::new(false)).expect("they are children");
+        let ended = processes.wait(&Supervision::new(false).expect("signals")).expect("they are children");
         assert_eq!(ended[0].signal(), Some(9));
     }
 }

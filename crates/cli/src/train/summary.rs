@@ -3,7 +3,7 @@
 use kintsugi_engine::{Start, TrainOutcome};
 use kintsugi_plan::Plan;
 use kintsugi_rank::StepMetrics;
-use kintsugi_run::{SavingSummary, Summary};
+use kintsugi_run::{RestartSummary, SavingSummary, Summary};
 
 /// The summary of a finished run.
 pub fn summary<'a>(
@@ -25,6 +25,7 @@ pub fn summary<'a>(
         loss_floor: floor,
         validation_loss: outcome.validation_loss,
         resumed_after: Some(start.progress().step).filter(|&step| step > 0),
+        restarts: RestartSummary::of_run(&plan.run.out),
         checkpoints: SavingSummary {
             last: outcome.saves.last.as_ref().map(|saved| saved.path.as_path()),
             saved: outcome.saves.saved,

@@ -23,6 +23,7 @@ mod plan;
 mod prepare;
 mod processes;
 mod report;
+mod restarts;
 mod resume;
 mod search;
 mod signals;

@@ -14,15 +14,15 @@ use kintsugi_testing::{Need, skip};
 
 use crate::support::{TINY, command, folder};
 
-const OPEN_MPI: (Need, &str) = (Need::OpenMpi, "mpirun.openmpi");
-const MPICH: (Need, &str) = (Need::Mpich, "mpirun.mpich");
+pub const OPEN_MPI: (Need, &str) = (Need::OpenMpi, "mpirun.openmpi");
+pub const MPICH: (Need, &str) = (Need::Mpich, "mpirun.mpich");
 
 /// How long anything here may take, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-const RANKS: [&str; 3] = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=3"];
+pub const RANKS: [&str; 3] = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=3"];
 
-fn has((need, mpirun): (Need, &str)) -> bool {
+pub fn has((need, mpirun): (Need, &str)) -> bool {
     let found = Command::new(mpirun).arg("--version").output().is_ok();
     if !found {
         skip(need, format!("there is no {mpirun}"));
@@ -30,7 +30,7 @@ fn has((need, mpirun): (Need, &str)) -> bool {
     found
 }
 
-fn settings<'a>(more: &[&'a str]) -> Vec<&'a str> {
+pub fn settings<'a>(more: &[&'a str]) -> Vec<&'a str> {
     TINY.iter().chain(&["batch.global=6"]).chain(more).flat_map(|setting| ["--set", *setting]).collect()
 }
 
@@ -42,7 +42,7 @@ fn start(folder: &Path, mpirun: &str, more: &[&str]) -> Child {
 }
 
 /// The exit code and all output of a process that must end.
-fn finish(mut process: Child) -> (Option<i32>, String) {
+pub fn finish(mut process: Child) -> (Option<i32>, String) {
     let begun = Instant::now();
     let mut pipes: Vec<Box<dyn Read + Send>> = Vec::new();
     pipes.extend(process.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
@@ -71,7 +71,7 @@ fn finish(mut process: Child) -> (Option<i32>, String) {
 }
 
 /// The processes that train in a folder, by rank.
-fn processes(folder: &Path) -> BTreeMap<usize, u32> {
+pub fn processes(folder: &Path) -> BTreeMap<usize, u32> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir("/proc").expect("there is a /proc").flatten() {
         let path = entry.path();
@@ -96,7 +96,7 @@ fn has_thread(pid: u32, name: &str) -> bool {
         .any(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|found| found.trim_end() == name))
 }
 
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < PATIENCE, "{what}");
@@ -104,7 +104,7 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn signal(name: &str, pid: u32) {
+pub fn signal(name: &str, pid: u32) {
     let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(sent.expect("there is a kill").success());
 }

@@ -1,0 +1,79 @@
+//! `launch --restarts`: a rank is killed, and the run ends as if nothing had happened.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use kintsugi_testing::Need;
+use serde_json::Value;
+
+use crate::stalls::{MPICH, OPEN_MPI, RANKS, eventually, finish, has, processes, settings, signal};
+use crate::support::{command, folder, json_lines, kintsugi, stdout};
+
+const STEPS: [&str; 3] = ["run.steps=400", "run.eval_every=0", "run.checkpoint_every=25"];
+
+fn steps(folder: &Path) -> Vec<Value> {
+    std::fs::read_to_string(folder.join("out/metrics.jsonl"))
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
+}
+
+/// Loss and gradient norm of every step.
+fn losses(folder: &Path) -> Vec<[Value; 3]> {
+    let lines = json_lines(&folder.join("out/metrics.jsonl"));
+    lines.iter().map(|line| ["step", "loss", "grad_norm"].map(|key| line[key].clone())).collect()
+}
+
+/// Kills a rank in the middle of a run, which restarts and ends with the losses of an undisturbed one.
+fn kill(name: &str, launcher: (Need, &str), rank: usize) {
+    if !has(launcher) {
+        return;
+    }
+    let folder = folder(name);
+    let launch = ["launch", "--mpirun", launcher.1, "--ranks", "3", "--restarts", "2", "train"];
+    let arguments = [&launch[..], &settings(&[&RANKS[..], &STEPS].concat())].concat();
+    let process = command(&folder, &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    eventually("no step is trained", || steps(&folder).len() > 30);
+    signal("KILL", processes(&folder)[&rank]);
+    let (code, text) = finish(process.expect("the binary"));
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("restart 1 of 2") && text.contains("restarted: step "), "{text}");
+    let alone = folder.join("alone");
+    std::fs::create_dir(&alone).expect("a folder for tests");
+    stdout(&kintsugi(&alone, &[&["train"][..], &settings(&[&RANKS[..], &STEPS].concat())].concat()));
+    assert_eq!(losses(&folder), losses(&alone));
+    let summary = std::fs::read_to_string(folder.join("out/summary.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    assert_eq!(summary["restarts"]["restarts"], 1, "{summary}");
+    let restarts = json_lines(&folder.join("out/restarts.jsonl"));
+    let number = |key: &str| restarts[0][key].as_u64().expect("a number");
+    assert!(number("resumed_after").is_multiple_of(25) && number("last_step") > 30, "{restarts:?}");
+    assert_eq!(number("lost_steps"), number("last_step") - number("resumed_after"));
+}
+
+#[test]
+fn a_run_survives_the_kill_of_a_rank() {
+    kill("restarts-open-mpi", OPEN_MPI, 1);
+}
+
+#[test]
+fn a_run_survives_the_kill_of_rank_0() {
+    kill("restarts-mpich", MPICH, 0);
+}
+
+#[test]
+fn restarts_need_a_run_with_checkpoints() {
+    let folder = folder("restarts-refused");
+    let refused = |command: &[&str]| {
+        let launch = ["launch", "--ranks", "2", "--restarts", "1"];
+        let output = kintsugi(&folder, &[&launch[..], command].concat());
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert_eq!(refused(&["verify"]), "error: --restarts needs the command train\n");
+    let keep = refused(&["train", "--set", "run.keep=0"]);
+    assert!(keep.starts_with("error: --restarts needs checkpoints, and run.keep = 0 saves none"), "{keep}");
+    let trace = refused(&["train", "--trace", "step.json"]);
+    assert!(trace.starts_with("error: --restarts cannot be combined with --trace"), "{trace}");
+}
