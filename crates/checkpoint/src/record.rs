@@ -24,7 +24,7 @@ const MAX_RANKS: usize = 1 << 20;
 const MAX_BLOCK: usize = 4096;
 
 /// What is not stored, or not as keys. A reader has an output folder and a machine of its own, and logs as it likes.
-const NOT_STORED: [&str; 12] = [
+const NOT_STORED: [&str; 13] = [
     "model.preset",
     "optimizer.name",
     "sharding",
@@ -35,6 +35,7 @@ const NOT_STORED: [&str; 12] = [
     "run.resume",
     "run.log_every",
     "run.log",
+    "run.hang_factor",
     "run.nccl_channels",
     "run.nccl_buffer",
 ];

@@ -33,14 +33,15 @@ mod signals;
 mod table;
 mod train;
 mod tune;
+mod verdict;
 mod verify;
 mod watch;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use kintsugi_comm::print_notices_by;
 use kintsugi_comm::rendezvous::Rendezvous;
+use kintsugi_comm::{print_notices_by, report_failures_by};
 use kintsugi_engine::start_shared_threads;
 use kintsugi_tensor::cpu::counting::CountingAllocator;
 
@@ -112,6 +113,7 @@ fn main() -> ExitCode {
         && !Rendezvous::is_reported()
     {
         failure.report();
+        verdict::add_for(failure);
     }
     processes::finish(code, result.is_err_and(|failure| failure.ends_others()));
     ExitCode::from(code)
@@ -119,6 +121,7 @@ fn main() -> ExitCode {
 
 fn run(command: Option<Command>) -> Result<(), Failure> {
     print_notices_by(output::stderr);
+    report_failures_by(verdict::report);
     signals::fail_writes_beyond_the_limit()?;
     start_shared_threads()?;
     match command {

@@ -36,6 +36,7 @@ use crate::fit;
 use crate::output::Output;
 use crate::processes::{self, DeviceChoice, JobConnection};
 use crate::signals::stop_on_signal;
+use crate::verdict;
 use begin::{Beginning, Task};
 use events::Events;
 use progress::Progress;
@@ -210,6 +211,7 @@ fn run_other(connection: Connection, prepared: PreparedRun) -> Result<(), Failur
         SharedStart::Checkpoint(path) => Start::Checkpoint(Arc::new(Checkpoint::open(&path)?)),
     };
     let options = options(&plan, &prediction, connection, start, beginning.trace_step)?;
+    verdict::set_run(&plan.run.out);
     train(&plan, &*dataset, &options, |_| {})?;
     Ok(())
 }
@@ -255,6 +257,7 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: PreparedRu
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
     let options = options(&plan, &prediction, connection, beginning.start.clone(), beginning.trace_step)?;
+    verdict::set_run(&plan.run.out);
     let (outcome, [metrics, events]) =
         train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
     let summary = summary(&plan, &predicted, &outcome, floor, &options.start);
@@ -389,6 +392,7 @@ fn options(
         start,
         checkpoints: (plan.run.keep > 0).then(|| CheckpointFolder::of_run(&plan.run.out)),
         overlap_steps: None,
+        flight: Some(plan.run.out.clone()),
     })
 }
 

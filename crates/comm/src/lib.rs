@@ -38,11 +38,11 @@ mod world;
 
 pub use collective::Collective;
 pub use connection::{Connection, MpiProcess, NcclConnectError, NcclProcess, WorldOptions};
-pub use notice::print_notices_by;
+pub use notice::{print_notices_by, report_failures_by};
 pub use observe::{ObservedGroup, TransferObserver};
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};
-pub use world::{RankFailure, World};
+pub use world::{Blame, RankFailure, World};
 
 /// Distinguishes messages between the same two ranks.
 ///

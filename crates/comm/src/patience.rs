@@ -42,6 +42,13 @@ impl Patience {
         Patience { limit, left: limit, waited: Duration::ZERO, notice_at: notice, pieces: None }
     }
 
+    /// Changes the limit. Time that has passed under another one does not count.
+    pub fn set_limit(&mut self, limit: Duration) {
+        if limit != self.limit {
+            (self.limit, self.left) = (limit, limit);
+        }
+    }
+
     /// Counts time. If the ranks of the job have finished pieces of work since the last look, the limit begins anew.
     pub fn pass(&mut self, time: Duration, pieces: u64) -> Decision {
         self.waited += time;
@@ -84,5 +91,17 @@ mod tests {
         expected[7] = Decision::GiveUp;
         assert_eq!(decisions, expected);
         assert_eq!((patience.waited(), patience.left()), (8 * second, Duration::ZERO));
+    }
+
+    #[test]
+    fn a_shorter_limit_counts_from_its_beginning() {
+        let second = Duration::from_secs(1);
+        let mut patience = Patience::new(600 * second, 60 * second);
+        assert_eq!(patience.pass(9 * second, 0), Decision::Wait);
+        let decisions = [6, 6, 6].map(|limit| {
+            patience.set_limit(limit * second);
+            patience.pass(3 * second, 0)
+        });
+        assert_eq!(decisions, [Decision::Wait, Decision::GiveUp, Decision::GiveUp]);
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Blame;
+
 /// A process that has sent nothing for so long counts as silent.
 const SILENT: Duration = Duration::from_secs(2);
 
@@ -37,6 +39,8 @@ pub(crate) struct RankState {
 pub(crate) struct ChainEnd {
     /// The last rank, if any rank is known to be waited for.
     pub rank: Option<usize>,
+    /// Whether it is the cause. Ranks that wait for each other are not, nor is one in a call of all ranks.
+    pub blame: Blame,
     /// The chain in words: `rank 4, which waits for rank 3, which waits for no other rank`.
     pub words: String,
 }
@@ -53,9 +57,10 @@ pub(crate) fn follow(
         *rank != me && state(*rank).is_some_and(|state| state.wait.is_none() || state.silent >= SILENT)
     };
     let Some(first) = first.or_else(|| (0..ranks).find(does_not_wait)) else {
-        return ChainEnd { rank: None, words: "other ranks".to_owned() };
+        return ChainEnd { rank: None, blame: Blame::Nobody, words: "other ranks".to_owned() };
     };
     let mut chain = vec![first];
+    let mut blame = Blame::Peer;
     let end = loop {
         let rank = *chain.last().expect("it begins with one");
         let Some(RankState { wait, silent, .. }) = state(rank) else { break String::new() };
@@ -64,8 +69,12 @@ pub(crate) fn follow(
         }
         match wait {
             None => break ", which waits for no other rank".to_owned(),
-            Some(Wait { peer: None, activity }) => break format!(", which is in {activity}"),
+            Some(Wait { peer: None, activity }) => {
+                blame = Blame::Nobody;
+                break format!(", which is in {activity}");
+            }
             Some(Wait { peer: Some(next), .. }) if chain.contains(&next) || next == me => {
+                blame = Blame::Nobody;
                 break format!(", which waits for rank {next}: they wait for each other");
             }
             Some(Wait { peer: Some(next), .. }) => chain.push(next),
@@ -84,7 +93,7 @@ pub(crate) fn follow(
             write!(words, ", and so on to {}", name(rank)).expect("a string takes any text");
         }
     }
-    ChainEnd { rank: chain.last().copied(), words: words + &end }
+    ChainEnd { rank: chain.last().copied(), blame, words: words + &end }
 }
 
 #[cfg(test)]
@@ -102,7 +111,7 @@ mod tests {
     #[test]
     fn the_end_of_the_chain_is_named() {
         let end = chain(Some(1), &[Some(1), Some(2), None]);
-        assert_eq!(end.rank, Some(2));
+        assert_eq!((end.rank, end.blame), (Some(2), Blame::Peer));
         assert_eq!(end.words, "rank 1, which waits for rank 2, which waits for no other rank");
         let ring: Vec<_> = (1..8).map(Some).chain([None]).collect();
         let end = chain(Some(1), &ring);
@@ -115,6 +124,7 @@ mod tests {
             end.words,
             "rank 1, which waits for rank 2, which waits for rank 0: they wait for each other"
         );
+        assert_eq!(end.blame, Blame::Nobody);
     }
 
     #[test]
@@ -126,10 +136,14 @@ mod tests {
         let end = follow(0, Some(1), 3, silent);
         assert_eq!(
             end,
-            ChainEnd { rank: Some(1), words: "rank 1 on b, whose process has sent nothing for 7 s".into() }
+            ChainEnd {
+                rank: Some(1),
+                blame: Blame::Peer,
+                words: "rank 1 on b, whose process has sent nothing for 7 s".into()
+            }
         );
         let end = follow(0, Some(2), 3, silent);
-        assert_eq!(end, ChainEnd { rank: Some(2), words: "rank 2".into() });
+        assert_eq!(end, ChainEnd { rank: Some(2), blame: Blame::Peer, words: "rank 2".into() });
     }
 
     #[test]
@@ -139,6 +153,7 @@ mod tests {
             Some(RankState { wait, ..RankState::default() })
         };
         assert_eq!(follow(0, None, 4, in_call).words, "rank 2, which waits for no other rank");
-        assert_eq!(follow(0, None, 2, in_call), ChainEnd { rank: None, words: "other ranks".into() });
+        let nobody = ChainEnd { rank: None, blame: Blame::Nobody, words: "other ranks".into() };
+        assert_eq!(follow(0, None, 2, in_call), nobody);
     }
 }

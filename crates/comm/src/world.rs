@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 use kintsugi_spec::Group;
 use kintsugi_tensor::Backend;
@@ -70,6 +71,12 @@ pub trait World: Send + Sync {
     /// Stops the ranks of this process: every transfer that waits now or starts later fails, with the first reason.
     fn abort(&self, reason: RankFailure);
 
+    /// Sets how long ranks may wait in a step while nobody makes progress, once it is known how long steps usually take. `None` if
+    /// no step runs. Ranks that are threads of one process have no such limit: none of them can die alone.
+    fn set_step_limit(&self, limit: Option<Duration>) {
+        let _ = limit;
+    }
+
     /// Finished pieces of work of all processes that this one knows of: see [`kintsugi_spec::work`].
     fn finished_pieces(&self) -> u64;
 
@@ -85,6 +92,17 @@ pub trait World: Send + Sync {
     fn is_first(&self) -> bool {
         self.local_ranks().contains(&0)
     }
+}
+
+/// Which rank of a failure is its cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Blame {
+    /// It is not known, or ranks wait for each other.
+    Nobody,
+    /// The rank that failed.
+    Rank,
+    /// The rank that it waited for.
+    Peer,
 }
 
 /// Why a rank failed.
@@ -103,6 +121,8 @@ pub struct RankFailure {
     pub peer: Option<usize>,
     /// Whether it has waited too long, so that the cause is another rank.
     pub stalled: bool,
+    /// Who is the cause.
+    pub blame: Blame,
     /// What went wrong.
     pub reason: String,
 }
@@ -111,7 +131,8 @@ impl RankFailure {
     /// A failure of a rank outside of any transfer.
     pub fn new(rank: usize, op: impl Into<String>, reason: impl Into<String>) -> Self {
         let (op, reason) = (Some(op.into()), reason.into());
-        RankFailure { rank, host: None, op, transfer: None, peer: None, stalled: false, reason }
+        let blame = Blame::Rank;
+        RankFailure { rank, host: None, op, transfer: None, peer: None, stalled: false, blame, reason }
     }
 
     /// A failure of a rank in a collective or a message.
@@ -122,13 +143,24 @@ impl RankFailure {
         reason: impl Into<String>,
     ) -> Self {
         let (transfer, reason) = (Some(transfer.into()), reason.into());
-        RankFailure { rank, host: None, op: None, transfer, peer: Some(peer), stalled: false, reason }
+        let (peer, blame) = (Some(peer), Blame::Nobody);
+        RankFailure { rank, host: None, op: None, transfer, peer, stalled: false, blame, reason }
     }
 
     /// A failure of a rank that has waited too long in a transfer or call, for a rank that may be known.
     pub(crate) fn stalled(rank: usize, transfer: impl Into<Box<str>>, peer: Option<usize>) -> Self {
         let (transfer, reason) = (Some(transfer.into()), "it has waited too long".to_owned());
-        RankFailure { rank, host: None, op: None, transfer, peer, stalled: true, reason }
+        let blame = Blame::Nobody;
+        RankFailure { rank, host: None, op: None, transfer, peer, stalled: true, blame, reason }
+    }
+
+    /// The rank that is the cause, if it is known.
+    pub fn culprit(&self) -> Option<usize> {
+        match self.blame {
+            Blame::Nobody => None,
+            Blame::Rank => Some(self.rank),
+            Blame::Peer => self.peer,
+        }
     }
 }
 

@@ -298,6 +298,7 @@ impl Worker {
     ) -> Result<(), RankFailure> {
         self.rank.run(program, source, |rank, op| {
             RankActivity::Op(*op).set();
+            work::finish_piece();
             watch(rank, op);
         })?;
         work::finish_piece();
@@ -314,6 +315,7 @@ impl Worker {
     ) -> Result<ReplayOutcome, RankFailure> {
         let outcome = self.rank.replay_step(program, source, |rank, op| {
             RankActivity::Op(*op).set();
+            work::finish_piece();
             watch(rank, op);
         })?;
         work::finish_piece();

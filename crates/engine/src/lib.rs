@@ -7,6 +7,7 @@ mod evaluate;
 mod generate;
 mod gpu_monitor;
 mod job;
+mod op_watch;
 mod pending_step;
 mod rank_trainer;
 mod report;

@@ -17,6 +17,7 @@ use kintsugi_data::{Dataset, Split};
 use kintsugi_plan::{DeviceKind, Plan, Program};
 use kintsugi_rank::{NonFinite, RankMemory, StepResult};
 use kintsugi_spec::Cause;
+use kintsugi_spec::work::Pause;
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Notice, ReplayOutcome};
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Evaluation;
 use crate::gpu_monitor::GpuMonitor;
+use crate::op_watch::OpWatch;
 use crate::pending_step::{FinishedStep, PendingStep, StepSpan};
 use crate::report::{History, RankResult, set_validation, step_report};
 use crate::source::{BatchReader, ReadAhead, StepTokens};
@@ -46,6 +48,7 @@ pub(crate) struct RankTrainer<'a> {
 
 /// The state of a rank's training loop.
 struct LoopState {
+    watch: OpWatch,
     history: History,
     /// Steps that the device replayed from a captured graph.
     replayed: u64,
@@ -87,11 +90,16 @@ impl RankTrainer<'_> {
         if plan.run.eval_every > 0 {
             evaluation.load(plan)?;
         }
-        let (mut state, mut traffic, mut spans) = (LoopState::new(&before), Traffic::default(), Vec::new());
+        let mut state = LoopState::new(&before, self.op_watch(worker));
+        let (mut traffic, mut spans) = (Traffic::default(), Vec::new());
         let mut in_flight = None;
         counting::reset(worker.number);
         for step in before.step..plan.run.steps {
-            let tokens_read = reader.read_next();
+            let tokens_read = {
+                let _pause = Pause::begin();
+                reader.read_next()
+            };
+            state.watch.begin_step(step);
             if !tokens_read || options.stop.load(Ordering::Relaxed) {
                 worker.rank.ask_to_stop();
             }
@@ -100,10 +108,13 @@ impl RankTrainer<'_> {
             let waits_before = worker.backend.host_waits();
             if options.trace_step == Some(step - before.step) {
                 let mut timer = Timer::begin(worker, plan);
-                worker.run(&program, reader.current(), |_, op| timer.op(*op))?;
+                worker.run(&program, reader.current(), |_, op| {
+                    timer.op(*op);
+                    state.watch.op(op);
+                })?;
                 spans = timer.end();
             } else {
-                state.replayed += self.enqueue(worker, &program, reader.current())?;
+                state.replayed += self.enqueue(worker, &program, reader.current(), &mut state.watch)?;
             }
             let span = StepSpan { begun, ended: worker.backend.mark(), energy };
             reader.finish_step();
@@ -127,6 +138,8 @@ impl RankTrainer<'_> {
                 break;
             }
         }
+        // What follows is not a part of a step.
+        worker.world.set_step_limit(None);
         if plan.run.steps == 0 {
             self.save(worker, &worker.rank.fetch_step_result().wait(), &state.history, 0, true)?;
         }
@@ -148,14 +161,15 @@ impl RankTrainer<'_> {
         worker: &mut Worker,
         program: &Program,
         tokens: &mut StepTokens,
+        watch: &mut OpWatch,
     ) -> Result<u64, RankFailure> {
         // Ranks that are threads or communicate by MPI wait in a step, which no graph can contain. A graph with NCCL's kernels
         // did not finish on a GPU that ranks share.
         if !(self.plan.run.graph && worker.world.ranks() == 1) {
-            worker.run(program, tokens, |_, _| {})?;
+            worker.run(program, tokens, |_, op| watch.op(op))?;
             return Ok(0);
         }
-        Ok(match worker.replay_step(program, tokens, |_, _| {})? {
+        Ok(match worker.replay_step(program, tokens, |_, op| watch.op(op))? {
             ReplayOutcome::Enqueued => 0,
             ReplayOutcome::Replayed => 1,
             ReplayOutcome::Refused(reason) => {
@@ -201,6 +215,7 @@ impl RankTrainer<'_> {
         if let Some(failure) = worker.world.failure() {
             return Err(failure.into());
         }
+        worker.world.set_step_limit(state.watch.end_step());
         let (seconds, joules) = span.measure(self.gpu);
         let finished = FinishedStep { step, batch, seconds, joules, host_waits, result };
         let report = step_report(self.plan, &finished);
@@ -236,6 +251,7 @@ impl RankTrainer<'_> {
             state.non_finite = worker.rank.first_non_finite();
         } else if self.evaluates_after(step) {
             set_validation(&mut report, evaluation.run(worker, self.plan, |_| {})?);
+            state.watch.pause();
         }
         state.history.add(&report);
         // After a skipped step the weights are those of the previous step and may have diverged. So a checkpoint that is due
@@ -246,6 +262,7 @@ impl RankTrainer<'_> {
             state.save_due = false;
             state.save_unconfirmed = true;
             report.checkpoint_s = self.save(worker, &result, &state.history, batches, ends)?;
+            state.watch.pause();
         } else {
             state.save_due = due;
         }
@@ -263,6 +280,17 @@ impl RankTrainer<'_> {
                 events.send(event).ok();
             }));
         }
+    }
+
+    /// Watches the ops of this rank.
+    fn op_watch(&self, worker: &Worker) -> OpWatch {
+        let (run, connection) = (&self.plan.run, self.options.connection);
+        let host = worker.world.host().unwrap_or_else(|| "this host".to_owned());
+        let place = match run.device {
+            DeviceKind::Cpu => format!("{host}, CPU"),
+            DeviceKind::Cuda => format!("{host}, GPU {}", connection.gpu()),
+        };
+        OpWatch::new(self.options.flight.as_deref(), worker.number, &place, run.hang_factor)
     }
 
     fn report(&self, event: Event) {
@@ -310,6 +338,7 @@ impl RankTrainer<'_> {
         last: bool,
     ) -> Result<Option<f64>, RankError> {
         let Some(saver) = self.saver else { return Ok(None) };
+        let _pause = Pause::begin();
         let count = |index| result.control(index) as u64;
         let progress = RunProgress {
             step: count(control::STEP),
@@ -327,8 +356,9 @@ impl RankTrainer<'_> {
 }
 
 impl LoopState {
-    fn new(before: &RunProgress) -> Self {
+    fn new(before: &RunProgress, watch: OpWatch) -> Self {
         LoopState {
+            watch,
             history: History::new(before),
             replayed: 0,
             skipped_in_a_row: 0,

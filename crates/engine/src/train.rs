@@ -1,5 +1,6 @@
 //! Trains a plan: starts the ranks of this process and the thread that writes checkpoints, and reports events to the caller.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -37,6 +38,8 @@ pub struct TrainOptions {
     /// Whether the host enqueues a step before it reads the result of the previous one, so that the device never idles.
     /// `None` does so on devices that run asynchronously (CUDA).
     pub overlap_steps: Option<bool>,
+    /// The folder of the run, where ranks write their flight recorders. `None` writes none.
+    pub flight: Option<PathBuf>,
 }
 
 impl TrainOptions {
@@ -50,6 +53,7 @@ impl TrainOptions {
             start: Start::Seed,
             checkpoints: None,
             overlap_steps: None,
+            flight: None,
         }
     }
 }

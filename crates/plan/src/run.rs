@@ -40,6 +40,8 @@ pub struct Run {
     pub max_skipped: u64,
     /// Seconds that a rank waits for another before the run fails.
     pub communication_timeout: u64,
+    /// How many times as long as the longest op of the last steps a rank waits in a step; 0 if only the timeout counts.
+    pub hang_factor: u64,
     /// Whether repeated runs are bit-identical.
     pub deterministic: bool,
     /// Whether a rank whose host never waits in a step captures its step as a graph and replays it.
@@ -75,6 +77,7 @@ impl Run {
             eval_tokens: raw.eval_tokens()?,
             max_skipped: raw.max_skipped()?,
             communication_timeout: raw.communication_timeout()?,
+            hang_factor: raw.hang_factor()?,
             // Determinism is free on a CPU, but not on a GPU.
             deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
             graph: raw.graph(),

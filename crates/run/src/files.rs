@@ -14,6 +14,12 @@ pub const CONFIG: &str = "config.toml";
 /// What was lost by failures of ranks: a line per restart.
 pub const RESTARTS: &str = "restarts.jsonl";
 
+/// The folder of the flight recorders: a file of every rank with its last ops.
+pub const FLIGHT: &str = "flight";
+
+/// Why the job has failed: a line per failure.
+pub const VERDICTS: &str = "verdicts.jsonl";
+
 /// Where the trace of a step is looked for.
 pub const TRACE: &str = "trace.json";
 
@@ -21,6 +27,6 @@ pub const TRACE: &str = "trace.json";
 pub const EVENTS: &str = "tensorboard";
 
 /// The files that a run writes itself, except its checkpoints and its tokenizer.
-pub fn written(out: &Path) -> [PathBuf; 5] {
-    [CONFIG, METRICS, SUMMARY, EVENTS, RESTARTS].map(|name| out.join(name))
+pub fn written(out: &Path) -> [PathBuf; 7] {
+    [CONFIG, METRICS, SUMMARY, EVENTS, RESTARTS, VERDICTS, FLIGHT].map(|name| out.join(name))
 }

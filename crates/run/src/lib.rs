@@ -7,6 +7,7 @@
 mod columns;
 mod error;
 pub mod files;
+mod flight;
 mod metrics;
 mod metrics_line;
 mod open_folder;
@@ -15,9 +16,11 @@ mod restarts;
 mod run_folder;
 mod step_report;
 mod summary;
+mod verdict;
 
 pub use columns::{Columns, MAX_METRICS};
 pub use error::RunFolderError;
+pub use flight::{Flight, FlightRecorder, RecordedOp};
 pub use metrics::{Metrics, missing_lines};
 pub use metrics_line::{MetricsLine, now};
 pub use open_folder::{FolderPath, OpenFolder};
@@ -26,3 +29,4 @@ pub use restarts::{FolderState, Restart, RestartSummary, read_restarts, write_re
 pub use run_folder::{MAX_TRACE, RunFolder, RunState, has_metrics, is_run};
 pub use step_report::StepReport;
 pub use summary::{Figures, RunSummary, SavingSummary, Summary};
+pub use verdict::{LastOps, Verdict};

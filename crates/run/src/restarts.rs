@@ -131,7 +131,8 @@ impl FolderState {
     /// The state of a folder, which may not exist yet.
     pub fn of(out: &Path) -> Self {
         let metrics = fs::metadata(out.join(METRICS)).map(|found| found.ino()).ok();
-        let has_summary = !matches!(fs::metadata(out.join(SUMMARY)), Err(error) if error.kind() == ErrorKind::NotFound);
+        let has_summary =
+            !matches!(fs::metadata(out.join(SUMMARY)), Err(error) if error.kind() == ErrorKind::NotFound);
         let columns = RunFolder::open(out, String::new()).map(|run| run.steps).unwrap_or_default();
         let rows = columns.step.iter().zip(&columns.time).zip(&columns.step_s);
         let steps = rows
@@ -154,7 +155,8 @@ mod tests {
     fn a_restart_says_what_was_lost() {
         let step = |number| FinishedStep { number, time: number as f64, seconds: 0.5 };
         let before = FolderState { steps: (1..=7).map(step).collect(), ..FolderState::default() };
-        let kept = Columns { step: vec![1.0, 2.0, 3.0, 4.0], time: vec![1.0, 2.0, 3.0, 4.0], ..Columns::default() };
+        let kept =
+            Columns { step: vec![1.0, 2.0, 3.0, 4.0], time: vec![1.0, 2.0, 3.0, 4.0], ..Columns::default() };
         assert_eq!(Restart::after(8.0, &before, &kept), None);
         let mut now = kept;
         now.step.push(5.0);
@@ -173,7 +175,8 @@ mod tests {
         let out = std::env::temp_dir().join(format!("kintsugi-restarts-{}", std::process::id()));
         fs::create_dir_all(&out).expect("a folder");
         assert_eq!(RestartSummary::of_run(&out), None);
-        let restart = |time| Restart { time, lost_steps: 2, repeated_s: 1.0, pause_s: 3.0, ..Restart::default() };
+        let restart =
+            |time| Restart { time, lost_steps: 2, repeated_s: 1.0, pause_s: 3.0, ..Restart::default() };
         write_restarts(&out, &[restart(1.0)]).expect("it is written");
         write_restarts(&out, &[restart(5.0)]).expect("it is written");
         write_restarts(&out, &[restart(5.0), restart(6.0)]).expect("it is written");

@@ -7,8 +7,8 @@ use kintsugi_rank::StepMetrics;
 use kintsugi_spec::output::write_target;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{RestartSummary, RunFolderError};
 use crate::files::SUMMARY;
+use crate::{RestartSummary, RunFolderError};
 
 /// The contents of `summary.json` as they are written.
 #[derive(Serialize)]

@@ -1,4 +1,4 @@
-//! `launch --restarts`: a rank is killed, and the run ends as if nothing had happened.
+//! `launch --restarts`: a rank is killed or stopped, and the run ends as if nothing had happened.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -25,8 +25,8 @@ fn losses(folder: &Path) -> Vec<[Value; 3]> {
     lines.iter().map(|line| ["step", "loss", "grad_norm"].map(|key| line[key].clone())).collect()
 }
 
-/// Kills a rank in the middle of a run, which restarts and ends with the losses of an undisturbed one.
-fn kill(name: &str, launcher: (Need, &str), rank: usize) {
+/// Sends a signal to a rank in the middle of a run, which restarts and ends with the losses of an undisturbed one.
+fn disturb(name: &str, launcher: (Need, &str), signal_name: &str, rank: usize) {
     if !has(launcher) {
         return;
     }
@@ -35,10 +35,17 @@ fn kill(name: &str, launcher: (Need, &str), rank: usize) {
     let arguments = [&launch[..], &settings(&[&RANKS[..], &STEPS].concat())].concat();
     let process = command(&folder, &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     eventually("no step is trained", || steps(&folder).len() > 30);
-    signal("KILL", processes(&folder)[&rank]);
+    signal(signal_name, processes(&folder)[&rank]);
     let (code, text) = finish(process.expect("the binary"));
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("restart 1 of 2") && text.contains("restarted: step "), "{text}");
+    // The verdict names the rank, what it did last, and nobody else.
+    assert!(
+        text.contains(&format!("verdict: rank {rank} (")) && text.contains("; its last op began "),
+        "{text}"
+    );
+    let verdicts = json_lines(&folder.join("out/verdicts.jsonl"));
+    assert_eq!((verdicts.len(), &verdicts[0]["culprit"]), (1, &Value::from(rank)), "{verdicts:?}");
     let alone = folder.join("alone");
     std::fs::create_dir(&alone).expect("a folder for tests");
     stdout(&kintsugi(&alone, &[&["train"][..], &settings(&[&RANKS[..], &STEPS].concat())].concat()));
@@ -53,13 +60,13 @@ fn kill(name: &str, launcher: (Need, &str), rank: usize) {
 }
 
 #[test]
-fn a_run_survives_the_kill_of_a_rank() {
-    kill("restarts-open-mpi", OPEN_MPI, 1);
+fn a_run_survives_the_death_of_rank_0() {
+    disturb("restarts-killed", MPICH, "KILL", 0);
 }
 
 #[test]
-fn a_run_survives_the_kill_of_rank_0() {
-    kill("restarts-mpich", MPICH, 0);
+fn a_rank_that_is_stopped_is_noticed_long_before_the_timeout_and_replaced() {
+    disturb("restarts-stopped", OPEN_MPI, "STOP", 1);
 }
 
 #[test]

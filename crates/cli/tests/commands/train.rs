@@ -89,7 +89,7 @@ fn a_run_leaves_metrics_and_a_summary() {
     assert_eq!(summary["loss_last"], metrics[3]["loss"]);
     assert_eq!(summary["validation_loss"], metrics[3]["validation_loss"]);
     assert_eq!(keys(&summary["checkpoints"]), ["last", "saved", "failed", "blocked_s", "write_s"]);
-    let left = ["checkpoints", "config.toml", "metrics.jsonl", "run.lock", "summary.json"];
+    let left = ["checkpoints", "config.toml", "flight", "metrics.jsonl", "run.lock", "summary.json"];
     let mut found: Vec<_> =
         fs::read_dir(folder.join("out")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     found.sort();

@@ -264,6 +264,7 @@ impl Mpi {
         let observer = WaitObserver {
             cancelled: &|| self.has_failed(),
             pieces: &|| rendezvous.map_or(0, |rendezvous| rendezvous.pieces()),
+            limit: &|| rendezvous.map_or(timeout, |rendezvous| rendezvous.limit().min(timeout)),
             begins: &|info| {
                 rendezvous.map(|rendezvous| WaitGuard::new(rendezvous, Some(info.peer), info.activity, false))
             },

@@ -75,6 +75,8 @@ pub(super) struct WaitObserver<'a> {
     pub cancelled: &'a dyn Fn() -> bool,
     /// Finished pieces of work of all processes.
     pub pieces: &'a dyn Fn() -> u64,
+    /// How long to wait while none is finished.
+    pub limit: &'a dyn Fn() -> Duration,
     /// Called once if the wait takes a while. What it returns is kept until the wait ends.
     pub begins: &'a dyn Fn(TransferInfo) -> Option<WaitGuard<'static>>,
     /// Tells people for whom the rank waits.
@@ -187,6 +189,7 @@ impl Progress {
             }
             last_look = Some(now);
             registered = registered.or_else(|| (observer.begins)(info));
+            patience.set_limit((observer.limit)());
             match patience.pass(passed.min(SLICE), (observer.pieces)()) {
                 Decision::Wait => {}
                 Decision::Notify => (observer.notify)(info, patience.waited()),

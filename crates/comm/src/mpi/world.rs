@@ -100,6 +100,10 @@ impl World for MpiWorld {
         self.mpi.rendezvous().take_post(from)
     }
 
+    fn set_step_limit(&self, limit: Option<Duration>) {
+        self.mpi.rendezvous().set_step_limit(limit);
+    }
+
     fn finished_pieces(&self) -> u64 {
         self.mpi.rendezvous().pieces()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::communicator::{Communicator, StartedTransfer};
 use super::library::NcclError;
 use crate::rendezvous::Rendezvous;
-use crate::{RankFailure, Traffic};
+use crate::{Blame, RankFailure, Traffic};
 
 /// How often the watchdog looks.
 const POLL: Duration = Duration::from_millis(100);
@@ -82,7 +82,8 @@ impl JobState {
 
     /// Ends the job because the GPU has waited too long for other ranks.
     fn fail_stalled(&self, transfer: Option<StartedTransfer>) {
-        let reason = format!("after {:?}, the GPU still waits for other ranks", self.timeout);
+        let limit = self.timeout.min(self.rendezvous.limit());
+        let reason = format!("after {limit:?}, the GPU still waits for other ranks");
         self.fail(RankFailure { stalled: true, reason, ..self.failure_in(transfer) });
     }
 
@@ -91,7 +92,8 @@ impl JobState {
         let failure = RankFailure::new(self.rendezvous.rank, "a step", "");
         let failure = match transfer {
             Some(StartedTransfer { activity, peer }) => {
-                RankFailure { op: None, transfer: Some(activity.to_string().into()), peer, ..failure }
+                let transfer = Some(activity.to_string().into());
+                RankFailure { op: None, transfer, peer, blame: Blame::Nobody, ..failure }
             }
             None => failure,
         };
@@ -135,7 +137,8 @@ fn watch(state: &Weak<JobState>) {
             continue;
         }
         let host_wait = communicators.iter().find_map(|communicator| communicator.host_wait());
-        if patience.is_over(host_wait, passed, state.rendezvous.pieces(), state.timeout) {
+        let timeout = state.timeout.min(state.rendezvous.limit());
+        if patience.is_over(host_wait, passed, state.rendezvous.pieces(), timeout) {
             state.fail_stalled(communicators.iter().find_map(|communicator| communicator.running()));
         }
     }

@@ -233,6 +233,10 @@ impl World for NcclWorld {
         self.process.rendezvous.take_post(from)
     }
 
+    fn set_step_limit(&self, limit: Option<Duration>) {
+        self.state.rendezvous.set_step_limit(limit);
+    }
+
     fn finished_pieces(&self) -> u64 {
         self.process.rendezvous.pieces()
     }

@@ -8,7 +8,7 @@ use super::frame::Kind;
 use super::peer::Peer;
 use super::{CurrentWait, Rendezvous};
 use crate::RankFailure;
-use crate::notice::print_notice;
+use crate::notice::report_failure;
 use crate::waits::{ChainEnd, RankState, follow};
 
 /// How long a rank waits for rank 0 to explain a stall.
@@ -41,7 +41,7 @@ impl Rendezvous {
                 FailureSource::Connection(lost) => lost != 0 || self.rank == 1,
             };
             if prints {
-                print_notice(&format!("error: {failure}"));
+                report_failure(failure);
             }
             self.reported.store(source != FailureSource::Here, Ordering::Relaxed);
             failure.clone()
@@ -86,9 +86,9 @@ impl Rendezvous {
         if !failure.stalled {
             return failure;
         }
-        let ChainEnd { rank, words } = self.chain(failure.rank, failure.peer);
+        let ChainEnd { rank, blame, words } = self.chain(failure.rank, failure.peer);
         let reason = format!("after {:?} it still waits for {words}", self.limit());
-        RankFailure { peer: rank.or(failure.peer), reason, ..failure }
+        RankFailure { peer: rank.or(failure.peer), blame, reason, ..failure }
     }
 
     /// The chain of waits from the rank that `waiting` waits for.
@@ -123,7 +123,7 @@ impl Rendezvous {
         if let Some(failure) = self.failure()
             && !self.reported.swap(true, Ordering::Relaxed)
         {
-            print_notice(&format!("error: {failure}"));
+            report_failure(&failure);
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kintsugi_spec::work::finished_pieces;
+use kintsugi_spec::work::{self, finished_pieces};
 
 use super::end::end_process;
 use super::frame::Kind;
@@ -54,7 +54,8 @@ impl Rendezvous {
 
     fn status(&self) -> Status {
         let pieces = if self.rank == 0 { self.pieces() } else { finished_pieces() };
-        Status { pieces, wait: self.current_wait().map(CurrentWait::described) }
+        let paused = if self.rank == 0 { self.is_paused() } else { work::is_paused() };
+        Status { pieces, wait: self.current_wait().map(CurrentWait::described), paused }
     }
 
     /// Says that a call does not return, and ends the job when the limit is over.
@@ -68,6 +69,7 @@ impl Rendezvous {
         if *number != wait.number {
             (*number, *patience) = (wait.number, Patience::new(self.limit(), NOTICE));
         }
+        patience.set_limit(self.limit());
         match patience.pass(passed, self.pieces()) {
             Decision::Wait => {}
             Decision::Notify => self.notify(wait.peer, wait.activity, patience.waited()),

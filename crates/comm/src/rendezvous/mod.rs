@@ -25,7 +25,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use kintsugi_spec::work::finished_pieces;
+use kintsugi_spec::work::{self, finished_pieces};
 use serde::{Deserialize, Serialize};
 
 use crate::RankFailure;
@@ -50,7 +50,7 @@ pub const SECRET: &str = "KINTSUGI_SECRET";
 const MEETING: Duration = Duration::from_secs(120);
 
 /// How long a process may be silent: at least several heartbeats, and not too long, since a machine that has lost its power closes no
-/// connections. In between it is the limit of waits.
+/// connections. Before the first step it is the limit of waits in between, and then the shorter time.
 const SILENCE: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(60)];
 
 /// The limit of waits until [`Rendezvous::set_limit`] sets another.
@@ -73,6 +73,10 @@ pub struct Rendezvous {
     ends: AtomicBool,
     /// How long this process waits for another, in milliseconds.
     limit: AtomicU64,
+    /// How long it waits while steps run, in milliseconds; 0 if none runs.
+    step_limit: AtomicU64,
+    /// Whether a step has run, so that every process is known to send heartbeats in time.
+    has_trained: AtomicBool,
     /// What the rank of this process waits for.
     wait: Mutex<Option<CurrentWait>>,
 }
@@ -230,6 +234,8 @@ impl Rendezvous {
             reported: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             limit: AtomicU64::new(LIMIT.as_millis() as u64),
+            step_limit: AtomicU64::new(0),
+            has_trained: AtomicBool::new(false),
             wait: Mutex::default(),
         }
     }
@@ -250,7 +256,7 @@ impl Rendezvous {
     /// Receives everything that a peer sends.
     fn listen(&self, peer: &Peer) {
         loop {
-            match peer.read(|| self.limit().clamp(SILENCE[0], SILENCE[1])) {
+            match peer.read(|| self.longest_silence()) {
                 Ok((Kind::Data, bytes)) => peer.deliver(|inbox| inbox.frames.push_back(bytes)),
                 Ok((Kind::Post, bytes)) => peer.deliver(|inbox| inbox.posts.push_back(bytes)),
                 Ok((Kind::Heartbeat, bytes)) => {
@@ -277,9 +283,34 @@ impl Rendezvous {
         }
     }
 
-    /// How long this process waits for another that makes no progress.
+    /// How long this process waits for another that makes no progress: shorter while steps run, unless a rank pauses between two.
     pub(crate) fn limit(&self) -> Duration {
-        Duration::from_millis(self.limit.load(Ordering::Relaxed))
+        let limit = Duration::from_millis(self.limit.load(Ordering::Relaxed));
+        match self.step_limit.load(Ordering::Relaxed) {
+            0 => limit,
+            _ if self.is_paused() => limit,
+            step_limit => limit.min(Duration::from_millis(step_limit)),
+        }
+    }
+
+    /// How long another process may send nothing. Heartbeats come from a thread of their own, so a rank that is slow sends them.
+    fn longest_silence(&self) -> Duration {
+        if self.has_trained.load(Ordering::Relaxed) {
+            return SILENCE[0];
+        }
+        Duration::from_millis(self.limit.load(Ordering::Relaxed)).clamp(SILENCE[0], SILENCE[1])
+    }
+
+    /// Whether this rank pauses between two steps, or any other that is known to.
+    fn is_paused(&self) -> bool {
+        work::is_paused() || self.peers.iter().any(|peer| peer.inbox().status.paused)
+    }
+
+    /// Sets how long this process waits while steps run; `None` if none runs.
+    pub(crate) fn set_step_limit(&self, limit: Option<Duration>) {
+        let milliseconds = limit.map_or(0, |limit| limit.as_millis().clamp(1, u128::from(u64::MAX)) as u64);
+        self.step_limit.store(milliseconds, Ordering::Relaxed);
+        self.has_trained.fetch_or(limit.is_some(), Ordering::Relaxed);
     }
 
     /// Sets how long this process waits for another that makes no progress.
@@ -377,6 +408,7 @@ impl Rendezvous {
             inbox = peer.arrived.wait_timeout(inbox, SLICE).unwrap_or_else(PoisonError::into_inner).0;
             let passed = begun.elapsed().min(SLICE);
             drop(inbox);
+            patience.set_limit(self.limit());
             match patience.pass(passed, self.pieces()) {
                 Decision::Wait => {}
                 Decision::Notify => self.notify(Some(peer.rank), activity, patience.waited()),

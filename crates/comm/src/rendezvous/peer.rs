@@ -49,6 +49,8 @@ pub(super) struct Status {
     pub pieces: u64,
     /// What the process waits for.
     pub wait: Option<Wait>,
+    /// Whether its rank pauses between steps, as for a checkpoint. From rank 0, whether any rank does.
+    pub paused: bool,
 }
 
 impl Peer {

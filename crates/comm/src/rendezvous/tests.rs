@@ -130,7 +130,7 @@ fn a_stall_names_the_end_of_the_chain_of_waits() {
         "rank 3 on c failed in a send: after 3s it still waits for rank 2 on {host}, which waits for rank 1 on {host}, which waits \
          for no other rank"
     );
-    assert_eq!((failure.to_string(), failure.peer), (expected, Some(1)));
+    assert_eq!((failure.to_string(), failure.peer, failure.culprit()), (expected, Some(1), Some(1)));
     eventually(|| members.iter().all(|member| member.failure().is_some_and(|other| other == failure)));
     assert_eq!(
         are_reported([members[0], members[1], members[2], members[3]]),
@@ -147,6 +147,26 @@ fn a_rank_that_never_comes_to_an_exchange_ends_it_after_the_limit() {
     assert_eq!((failure.rank, failure.peer, failure.stalled), (0, Some(1), true));
     assert!(failure.reason.contains("after 400ms it still waits for rank 1"), "{failure}");
     eventually(|| members[1].failure() == Some(failure.clone()));
+}
+
+#[test]
+fn a_step_has_a_shorter_limit_unless_a_rank_pauses() {
+    let members = met(3);
+    let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+    for member in &members {
+        member.set_limit(10 * minute);
+        assert_eq!((member.limit(), member.longest_silence()), (10 * minute, minute));
+        member.set_step_limit(Some(7 * second));
+        assert_eq!((member.limit(), member.longest_silence()), (7 * second, 6 * second));
+    }
+    // All members are in one process, so all pause. Rank 0 tells the others.
+    let pause = work::Pause::begin();
+    assert_eq!(members[2].limit(), 10 * minute);
+    eventually(|| members[2].peers[0].inbox().status.paused);
+    drop(pause);
+    eventually(|| members.iter().all(|member| member.limit() == 7 * second));
+    members[1].set_step_limit(None);
+    assert_eq!((members[1].limit(), members[1].longest_silence()), (10 * minute, 6 * second));
 }
 
 #[test]

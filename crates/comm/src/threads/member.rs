@@ -152,7 +152,7 @@ impl Member {
             format!("{reason}; it waits for {}", end.words)
         };
         let failure = RankFailure::stalled(me, during.to_string(), end.rank);
-        self.world.abort(RankFailure { reason, ..failure });
+        self.world.abort(RankFailure { reason, blame: end.blame, ..failure });
     }
 
     /// After a failure: waits until `unused` is true, which a rank in the middle of a move soon makes it.

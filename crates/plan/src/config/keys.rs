@@ -359,6 +359,10 @@ table! {
         /// at least 1: seconds that a rank waits for another before the run fails. The time in which the program is
         /// stopped (`SIGSTOP`, Ctrl-Z) does not count
         communication_timeout: u64, default 600, in 1..=MAX_SECONDS;
+        /// after the first step, ranks that are processes wait so many times as long as the longest op of the last steps,
+        /// at least 6 s and at most `communication_timeout`, while no rank begins an op; with 0 only
+        /// `communication_timeout` counts. See [the watchdog](recovery.md#the-watchdog)
+        hang_factor: u64, default 20, in 0..=1_000_000;
         /// the same seed and layout give the same bits. The CPU always does this; on a GPU it costs time and memory:
         /// see [the CUDA backend](cuda.md#what-is-deterministic)
         deterministic: bool, else "true on the CPU, false on GPUs";

@@ -119,7 +119,8 @@ fn a_timeout_ends_with_the_name_of_who_does_not_send() {
     });
     let during = "send from rank 2 to rank 1 with tag 5 of group pp";
     let reason = "after 20ms, not started by rank 2".to_owned();
-    assert_eq!(world.failure(), Some(RankFailure { reason, ..RankFailure::stalled(1, during, Some(2)) }));
+    let failure = RankFailure::stalled(1, during, Some(2));
+    assert_eq!(world.failure(), Some(RankFailure { reason, blame: crate::Blame::Peer, ..failure }));
 }
 
 #[test]

@@ -1,0 +1,60 @@
+//! The verdict about a failed job: who is the cause, what the ranks did last, and who waited for whom. The process that prints the
+//! error writes it to the run's folder, too.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use kintsugi_comm::RankFailure;
+use kintsugi_engine::{JobError, TrainError};
+use kintsugi_run::Verdict;
+
+use crate::failure::Failure;
+use crate::output;
+
+/// The folder of the run that this process trains.
+static RUN: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on this process trains a run in a folder.
+pub fn set_run(out: &Path) {
+    RUN.set(out.to_owned()).ok();
+}
+
+/// Reports a failure of the job that this process was told of.
+pub fn report(failure: &RankFailure) {
+    output::stderr(&format!("error: {failure}"));
+    add_and_print(failure);
+}
+
+/// Adds the verdict about a failure of this process, which was printed.
+pub fn add_for(failure: &Failure) {
+    let mut error: Option<&(dyn Error + 'static)> = Some(failure);
+    while let Some(found) = error {
+        match found.downcast_ref::<TrainError>() {
+            Some(TrainError::Job(JobError::Failure(failure))) => return add_and_print(failure),
+            Some(TrainError::Job(error @ JobError::Rank { rank, .. })) => {
+                // The error names the rank and the op, and nobody waited in vain.
+                return add(|out| Verdict::new(out, error.to_string(), Some(*rank), &[]), false);
+            }
+            _ => error = found.source(),
+        }
+    }
+}
+
+/// Prints the verdict about a failure that one rank may have found and another caused, and adds it to the run's folder.
+fn add_and_print(failure: &RankFailure) {
+    let others: Vec<usize> = [failure.rank].into_iter().chain(failure.peer).collect();
+    add(|out| Verdict::new(out, failure.to_string(), failure.culprit(), &others), true);
+}
+
+/// Adds a verdict to the run's folder, if this process trains one.
+fn add(verdict: impl FnOnce(&Path) -> Verdict, prints: bool) {
+    let Some(out) = RUN.get() else { return };
+    let verdict = verdict(out);
+    if prints {
+        output::stderr(&verdict.to_string());
+    }
+    if let Err(error) = verdict.add(out) {
+        output::stderr(&format!("warning: cannot write the verdict to {}: {error}", out.display()));
+    }
+}
