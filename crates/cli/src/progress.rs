@@ -57,11 +57,16 @@ impl Progress {
 
     /// So many more are done.
     pub fn add(&self, more: u64) {
+        self.add_with(more, "");
+    }
+
+    /// The same; `message` says more on a terminal.
+    pub fn add_with(&self, more: u64, message: &str) {
         let (done, total) = {
             let state = self.state();
             (state.done + more, state.total)
         };
-        self.set(done, total, "");
+        self.set(done, total, message);
     }
 
     /// So many are done; `message` says more on a terminal.

@@ -81,9 +81,10 @@ impl Plan {
         layers
     }
 
-    /// The layers of the last chunk, which has the head.
-    pub fn last_layers(&self) -> usize {
-        self.pipeline.layers.last().copied().unwrap_or(0)
+    /// The layers of the first and of the last chunk.
+    pub fn outer_chunks(&self) -> [usize; 2] {
+        let layers = &self.pipeline.layers;
+        [layers.first(), layers.last()].map(|chunk| chunk.copied().unwrap_or(0))
     }
 
     /// The period of the schedule's steady state, in micro-batches.

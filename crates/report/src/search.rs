@@ -1,6 +1,7 @@
 //! A search as charts: every strategy by time and memory, and by time and energy, with the Pareto front of each.
 
 use kintsugi_draw::chart::{Axis, Chart, Series, Style, Unit};
+use kintsugi_plan::config::LayerSplit;
 use kintsugi_plan::{Plan, When};
 use kintsugi_spec::Level;
 use kintsugi_tune::Candidate;
@@ -154,7 +155,11 @@ fn describe(candidate: &Candidate) -> String {
     if strategy.virtual_stages > 1 {
         parts.push(format!("{} chunks", strategy.virtual_stages));
     }
-    parts.extend(strategy.last_layers.map(|layers| format!("{layers} layers in the last")));
+    match strategy.split {
+        LayerSplit::Even => {}
+        LayerSplit::LighterEnds => parts.push("lighter ends".to_owned()),
+        LayerSplit::Last(layers) => parts.push(format!("{layers} layers in the last")),
+    }
     let over = |level: Option<Level>| level.map_or("none", Level::name);
     let levels = [sharding.weights, sharding.gradients, sharding.states];
     if levels.iter().flatten().all(|&level| level == Level::Cluster) {

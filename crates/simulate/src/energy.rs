@@ -4,6 +4,7 @@ use kintsugi_plan::Plan;
 use serde::Serialize;
 
 use crate::Timing;
+use crate::cost::StepBound;
 
 /// The consumption of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -32,15 +33,45 @@ pub struct Training {
 impl Consumption {
     /// The consumption of a step with these times; `None` if the device's power is unknown.
     pub fn new(plan: &Plan, timing: &Timing) -> Option<Self> {
+        let Watts { idle, links, most } = Watts::of(plan)?;
+        // A rank that waits for others polls in a kernel.
+        let sending = timing.tensor_s + timing.exposed_s.iter().sum::<f64>() + timing.idle_s;
+        let above = (most - idle) * timing.compute_s + (links - idle) * sending;
+        let power_w = idle + above / timing.step_s;
+        Some(Consumption { power_w, joules: power_w * timing.step_s * plan.mesh.ranks() as f64 })
+    }
+
+    /// Joules that no step within these bounds can go below; `None` if the device's power is unknown. Ranks that share cores have
+    /// no such bound.
+    pub fn least_joules(plan: &Plan, bound: StepBound) -> Option<f64> {
+        let Watts { idle, links, most } = Watts::of(plan)?;
+        if plan.cluster.cores.is_some() {
+            return Some(0.0);
+        }
+        let StepBound { step_s, compute_s } = bound;
+        let kernels = most - links;
+        // A rank that does not compute sends or waits.
+        let kernels = if kernels > 0.0 { kernels * compute_s } else { kernels * step_s };
+        let above = kernels + (links - idle) * (step_s - plan.framework.step).max(0.0);
+        Some((idle * step_s + above) * plan.mesh.ranks() as f64)
+    }
+}
+
+/// What a rank draws, under its cap.
+struct Watts {
+    idle: f64,
+    /// While it sends or waits.
+    links: f64,
+    /// While it computes.
+    most: f64,
+}
+
+impl Watts {
+    fn of(plan: &Plan) -> Option<Self> {
         let device = &plan.cluster.device;
         let idle = device.power_idle?;
         let most = device.power_cap.unwrap_or(f64::INFINITY).min(device.power_max?);
-        let links = device.power_links.unwrap_or(idle).min(most);
-        // A rank that waits for others polls in a kernel.
-        let sending = timing.tensor_s + timing.exposed_s.iter().sum::<f64>() + timing.idle_s;
-        let above = (most - idle) * timing.compute_s + (links - idle).max(0.0) * sending;
-        let power_w = idle + above / timing.step_s;
-        Some(Consumption { power_w, joules: power_w * timing.step_s * plan.mesh.ranks() as f64 })
+        Some(Watts { idle, links: device.power_links.unwrap_or(idle).min(most).max(idle), most })
     }
 }
 

@@ -23,12 +23,14 @@ struct Choices {
     recompute: Recompute,
 }
 
-/// The schedule, and how layers are divided into chunks: those before the last share the rest of the layers evenly.
+/// The schedule, and how layers are divided into chunks. No two divisions of a search have as many chunks, and as many layers
+/// in the first and in the last of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Chunks {
     schedule: ScheduleKind,
     virtual_stages: usize,
-    last_layers: usize,
+    /// Layers of the first and of the last chunk.
+    ends: [usize; 2],
 }
 
 impl Choices {
@@ -41,7 +43,7 @@ impl Choices {
             sharding,
             memory: MemoryOptions { recompute, attention: _ },
             // These and the other `_` are the same in all plans of a search. Only the global batch and the layers are not: they
-            // follow from the number of micro-batches and from the last layers.
+            // follow from the number of micro-batches and from the chunks.
             model: _,
             init: _,
             overlap_tp: _,
@@ -52,7 +54,7 @@ impl Choices {
             framework: _,
             run: _,
         } = *plan;
-        let chunks = Chunks { schedule, virtual_stages, last_layers: plan.last_layers() };
+        let chunks = Chunks { schedule, virtual_stages, ends: plan.outer_chunks() };
         let batches = plan.micro_batches();
         Choices { mesh, micro, batches, chunks, sequence_parallel, sharding, recompute }
     }
@@ -61,7 +63,7 @@ impl Choices {
 impl Chunks {
     /// Whether the backward is split into two parts.
     fn splits_backward(self) -> bool {
-        let Chunks { schedule, virtual_stages: _, last_layers: _ } = self;
+        let Chunks { schedule, virtual_stages: _, ends: _ } = self;
         schedule == ScheduleKind::ZeroBubble
     }
 }
@@ -228,7 +230,7 @@ pub(crate) struct ResidentKey {
     mesh: Mesh,
     /// Decide, with the mesh, which layers a stage holds.
     virtual_stages: usize,
-    last_layers: usize,
+    ends: [usize; 2],
     /// Ranks over which weights, gradients and states are sharded.
     shards: [usize; 3],
     multiple: usize,
@@ -241,7 +243,7 @@ impl ResidentKey {
     pub(crate) fn of(plan: &Plan, stage: usize) -> Self {
         let Choices { mesh, micro: _, batches: _, chunks, sequence_parallel: _, sharding, recompute: _ } =
             Choices::of(plan);
-        let Chunks { schedule: _, virtual_stages, last_layers } = chunks;
+        let Chunks { schedule: _, virtual_stages, ends } = chunks;
         let Sharding {
             weights,
             gradients,
@@ -259,7 +261,7 @@ impl ResidentKey {
             stage,
             mesh,
             virtual_stages,
-            last_layers,
+            ends,
             shards: [weights, gradients, states],
             multiple,
             block: quantized.block(),

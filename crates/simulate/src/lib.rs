@@ -36,7 +36,8 @@ pub use op_work::{OpWork, StepWork, TransferWork};
 pub use peak::PeakMemory;
 pub use predict::{Coverage, Prediction, predict};
 pub use range::{
-    LINK_EFFICIENCY, LinkTimes, TimeRange, Unknowns, link_scenarios, link_times, uses_links_between_nodes,
+    LINK_EFFICIENCY, LinkTimes, TimeRange, Unknowns, link_scenarios, link_times, pessimistic,
+    uses_links_between_nodes,
 };
 pub use timeline::{OpSpan, Timeline, TransferSpan, bubble};
 pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, time};

@@ -33,6 +33,8 @@ pub struct TimeRange {
     pub unknowns: Unknowns,
     /// The step over the range of links, for a plan on several nodes.
     pub links: Option<LinkTimes>,
+    /// What a search judges the plan by: half of the way from the expected seconds to the worse ones of slow links and no overlap.
+    pub pessimistic_s: f64,
 }
 
 /// What may make a step faster or slower because it was not measured: logarithms of the ratio to the predicted time.
@@ -94,6 +96,11 @@ impl Unknowns {
     }
 }
 
+/// Half of the way from an expected value to the worst one, as ratios: most machines are on the way.
+pub fn pessimistic(expected: f64, worst: f64) -> f64 {
+    expected * (worst.max(expected) / expected).powf(LINK_SHARE)
+}
+
 impl TimeRange {
     /// The range of a plan that is predicted to take `timing`, and `links` over the range of links.
     pub fn new(plan: &Plan, timing: &Timing, links: Option<LinkTimes>) -> Self {
@@ -101,7 +108,9 @@ impl TimeRange {
         let spread = if calibrated { Spread::calibrated() } else { Spread::described() };
         let unknowns = Unknowns::of(plan, timing, links);
         let step_s = unknowns.factors(spread).map(|factor| factor * timing.step_s);
-        TimeRange { step_s, spread, calibrated, unknowns, links }
+        let worst = links.map_or(timing.step_s, |links| links.slow_s.max(links.no_overlap_s));
+        let pessimistic_s = pessimistic(timing.step_s, worst);
+        TimeRange { step_s, spread, calibrated, unknowns, links, pessimistic_s }
     }
 
     /// The range of a plan that is predicted to take `timing`.

@@ -4,7 +4,7 @@ use kintsugi_plan::Plan;
 use kintsugi_spec::{ByLevel, Level};
 use serde::Serialize;
 
-use crate::cost::{CostCache, Costs, DeviceModel, PlanTraces, Sharing, Time};
+use crate::cost::{CostCache, Costs, DeviceModel, PlanTraces, Sharing, StepBound, Time};
 use crate::graph::{Account, Extent, Graph, Rows, evaluate};
 use crate::keys::ProgramKey;
 use crate::structure::short_step;
@@ -57,6 +57,16 @@ impl<'a> StepTimer<'a> {
         self.time_compiled(plan, &CompiledStep::new(plan))
     }
 
+    /// A time that no step of a plan is shorter than, in microseconds of work.
+    pub fn bound(&self, plan: &Plan) -> StepBound {
+        self.costs.bound(plan)
+    }
+
+    /// The same for every plan that differs from this one only in its sharding.
+    pub fn bound_of_passes(&self, plan: &Plan) -> StepBound {
+        self.costs.bound_of_passes(plan)
+    }
+
     /// The same with the graph of a plan that has the same [`StepKey`].
     pub fn time_compiled(&self, plan: &Plan, step: &CompiledStep) -> Timing {
         step.time(plan, &self.costs.of(plan))
@@ -104,18 +114,18 @@ pub struct StepKey {
 }
 
 /// The portions in which micro-batches pass through the pipeline. The pipeline drains after each.
-struct Portions {
+pub(crate) struct Portions {
     /// The number of portions before the last.
-    others: usize,
+    pub others: usize,
     /// The micro-batches of each of these.
-    each: usize,
+    pub each: usize,
     /// The micro-batches of the last portion: the rest.
-    last: usize,
+    pub last: usize,
 }
 
 impl Portions {
     /// As many portions as the framework makes, or as there are periods of the schedule.
-    fn of(plan: &Plan) -> Self {
+    pub fn of(plan: &Plan) -> Self {
         let periods = plan.micro_batches() / plan.period();
         let fills = plan.framework.fills.clamp(1, periods.max(1));
         let each = periods / fills * plan.period();

@@ -1,4 +1,5 @@
-//! How many strategies are gone through in a second: the 175B model of arXiv 2312.12705 on 1024 ranks of Frontier.
+//! How many strategies are gone through in a second: the 175B model of arXiv 2312.12705 on 1024 ranks of Frontier. Then whole
+//! searches: of that model, and of 1T on 3072 ranks.
 //!
 //! `cargo bench -p kintsugi-tune`. A number as argument is how many of those that fit are timed, spread evenly; all
 //! without one. Where the machine is shared, the seconds of its processors say more than those of the wall.
@@ -8,7 +9,7 @@ use std::time::Instant;
 use kintsugi_plan::config::{ConfigSource, Strategy};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_tensor::Device;
-use kintsugi_tune::{Limit, strategies, strategies_that_fit, timings};
+use kintsugi_tune::{By, Limit, Settings, search, strategies, strategies_that_fit, timings};
 
 const CONFIG: &str = "
 [model]
@@ -20,6 +21,18 @@ compute = \"fp16\"
 [cluster]
 preset = \"frontier\"
 nodes = 128
+";
+
+const TRILLION: &str = "
+[model]
+preset = \"gpt-1t\"
+[batch]
+global = 9600
+[precision]
+compute = \"fp16\"
+[cluster]
+preset = \"frontier\"
+nodes = 384
 ";
 
 const DEVICE: Device = Device::Cpu { threads: 1 };
@@ -47,12 +60,30 @@ fn main() {
     let apart = fitting.len().div_ceil(most).max(1);
     let sample: Vec<Strategy> = fitting.iter().step_by(apart).map(|&(strategy, _)| strategy).collect();
     let watch = Watch::start();
-    let timed = timings(&base, &model, &sample, &|_| {});
+    timings(&base, &model, &sample, &|_| {});
     watch.report("timed", sample.len());
-    if let Some((timing, strategy)) =
-        timed.iter().zip(&sample).min_by(|a, b| a.0.step_s.total_cmp(&b.0.step_s))
-    {
-        println!("the fastest takes {:.3} s: {strategy:?}", timing.step_s);
+
+    for text in [CONFIG, TRILLION] {
+        let (base, ranks) = ConfigSource::text(text).search_base().expect("a valid configuration");
+        let settings = Settings {
+            base: &base,
+            ranks,
+            only: &[],
+            supported: &[],
+            by: By::Time,
+            top: 10,
+            every: false,
+            limit: base.cluster.device.planned_memory().map(Limit::PerRank),
+            device: DEVICE,
+            fits: &|_, _| true,
+        };
+        let watch = Watch::start();
+        let found = search(&settings, &|_, _, _| {}).expect("Frontier's speed is known");
+        println!("{} on {ranks} ranks: {:?}", base.model.name, found.counts);
+        watch.report("searched", found.counts.enumerated);
+        if let Some(pick) = found.pick {
+            println!("the pick takes {:.3} s: {:?}", pick.candidate.timing.step_s, pick.candidate.strategy);
+        }
     }
 }
 

@@ -5,6 +5,9 @@
 //! no formulas of its own.
 #![forbid(unsafe_code)]
 
+mod explore;
+mod links;
+mod mechanisms;
 mod only;
 mod order;
 mod pick;
@@ -15,13 +18,14 @@ mod support;
 mod table;
 pub mod trials;
 
+pub use mechanisms::{Mechanism, complexity};
 pub use only::{Only, OnlyError, values};
 pub use order::{By, order};
-pub use pick::{INDIFFERENCE, complexity, preference};
+pub use pick::{FREE_SHARE, Gain, Pick};
 pub use reason::reason;
 pub use search::{
-    Candidate, Counts, Limit, SearchError, SearchPhase, SearchResult, Settings, search, strategies_that_fit,
-    timings,
+    Candidate, Counts, Limit, SearchError, SearchPhase, SearchProgress, SearchResult, Settings, search,
+    strategies_that_fit, timings,
 };
 pub use space::strategies;
 pub use support::SupportedValues;

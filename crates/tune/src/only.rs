@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kintsugi_plan::config::Strategy;
+use kintsugi_plan::config::{LayerSplit, Strategy};
 use kintsugi_plan::{Codes, Recompute, ScheduleKind, When};
 use kintsugi_spec::Level;
 
@@ -36,9 +36,18 @@ const KEYS: [(&str, AllowedValues, Value); 18] = [
         |strategy| schedule_word(strategy.schedule).to_owned(),
     ),
     ("parallel.virtual_stages", AllowedValues::Count, |strategy| strategy.virtual_stages.to_string()),
-    ("parallel.layers_per_stage", AllowedValues::Words(&["even", "uneven"]), |strategy| {
-        if strategy.last_layers.is_none() { "even" } else { "uneven" }.to_owned()
-    }),
+    (
+        "parallel.layers_per_stage",
+        AllowedValues::Words(&["even", "lighter-ends", "lighter-last"]),
+        |strategy| {
+            match strategy.split {
+                LayerSplit::Even => "even",
+                LayerSplit::LighterEnds => "lighter-ends",
+                LayerSplit::Last(_) => "lighter-last",
+            }
+            .to_owned()
+        },
+    ),
     ("parallel.sequence_parallel", AllowedValues::Words(&["false", "true"]), |strategy| {
         strategy.sequence_parallel.to_string()
     }),
@@ -113,6 +122,11 @@ impl Only {
     /// Whether a strategy decides the key.
     pub fn is_decided(key: &str) -> bool {
         KEYS.iter().any(|(name, ..)| *name == key)
+    }
+
+    /// Whether it allows transfers that carry codes, which no strategy is picked for unless this is asked for.
+    pub(crate) fn asks_for_codes(&self) -> bool {
+        self.key.starts_with("sharding.quantize_") && self.values.iter().any(|value| value != "none")
     }
 
     /// Whether a strategy has one of the values.

@@ -1,151 +1,120 @@
-//! Which of the best strategies to recommend.
+//! Which strategy to recommend.
 //!
-//! The fastest by a fraction of a percent is not a choice that a prediction can justify. What collectives reach of the links
-//! between nodes is uncertain, and so is how well transfers overlap. A strategy that leans on links may lose more than it
-//! seemed to gain. The pick is the strategy with the least regret over the range of links: how much longer it takes than the
-//! best strategy for each of these links, at worst. Among strategies whose regret is about the same, the simplest is picked.
-//! Codes change the numbers of a training, so a strategy with codes is picked only if the configuration has codes itself, or if
-//! nothing else is about as fast.
-
-use std::collections::HashSet;
+//! 1. A strategy is judged by its pessimistic value: half of the way from the prediction to the worse one of slow links between
+//!    nodes and no overlap.
+//! 2. The pick is at most 2 % worse than the best strategy without codes. Codes change the numbers of a training, so they need to
+//!    be asked for.
+//! 3. It leaves at least 4 % free of the memory that it may take, if one of these does.
+//! 4. Of these it has the fewest mechanisms, and among equals the most free memory.
+//! 5. What each mechanism gains is told: of those it has, and of those that were left out.
 
 use kintsugi_plan::config::Strategy;
-use kintsugi_plan::{Mesh, Plan, ScheduleKind};
-use kintsugi_simulate::cost::DeviceModel;
-use kintsugi_simulate::{Consumption, LinkTimes, Timing, link_scenarios, uses_links_between_nodes};
+use serde::Serialize;
 
-use crate::only::zero;
-use crate::search::timings;
-use crate::{By, Candidate, Settings};
+use crate::explore::{Admits, Explorer, Goal, NEAR};
+use crate::mechanisms::{Mechanism, complexity, is_lossless};
+use crate::search::Verifier;
+use crate::{Candidate, Settings};
 
-/// Differences of regret that are ignored in favour of a simpler strategy: the uncertainty of comparing two layouts of one
-/// job. Half of the runs of arXiv 2311.05610 and of vTrain are within 3 to 4 % of the median error of their job.
-pub const INDIFFERENCE: f64 = 0.04;
-/// The most that a pick may be slower than the fastest, by the prediction.
-const MAX_GIVEN: f64 = 0.1;
-/// The fastest candidates that are compared, besides the fastest of every mesh and complexity.
-const FASTEST: usize = 100;
+/// The share of the memory limit that a pick leaves free.
+pub const FREE_SHARE: f64 = 0.04;
 
-/// How complex a strategy is to run: the ZeRO stage, chunks, a split backward, uneven stages, and codes, which change the numbers.
-pub fn complexity(strategy: &Strategy) -> usize {
-    const ZERO: [usize; 4] = [0, 1, 3, 5];
-    let split = if strategy.schedule == ScheduleKind::ZeroBubble { 2 } else { 0 };
-    let uneven = usize::from(strategy.last_layers.is_some());
-    let codes = 2 * strategy.sharding.quantized.iter().count();
-    ZERO[zero(strategy)] + (strategy.virtual_stages - 1) + split + uneven + codes
+/// A recommendation.
+#[derive(Clone, Debug)]
+pub struct Pick {
+    /// The strategy.
+    pub candidate: Candidate,
+    /// Whether it leaves [`FREE_SHARE`] of its memory free. If not, no strategy that is near the best does.
+    pub has_room: bool,
+    /// What the mechanisms gain.
+    pub gains: Vec<Gain>,
 }
 
-/// The candidates to recommend, in order of preference. `ordered` is sorted by the criterion, and its first that fits is
-/// `fastest`.
-pub(crate) fn by_preference(
+/// What a mechanism gains, by pessimistic values.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gain {
+    /// The mechanism.
+    pub mechanism: String,
+    /// Whether the pick has it.
+    pub used: bool,
+    /// How much longer the best strategy takes that has less of it, or how much longer the pick takes than the best one that has
+    /// more of it. `None` if nothing fits without it.
+    pub gain: Option<f64>,
+}
+
+/// The strategy to recommend, of those that were explored.
+pub(crate) fn pick(settings: &Settings, explorer: &Explorer, verifier: &mut Verifier) -> Option<Candidate> {
+    let admits = |strategy: &Strategy| settings.admits(strategy);
+    let known = explorer.candidates(&admits);
+    let mut known: Vec<&Candidate> = known.filter(|one| one.pessimistic.is_some()).collect();
+    known.sort_by(|a, b| by_pessimistic(a, b).then(a.peak.cmp(&b.peak)));
+    let best = known.iter().find_map(|candidate| verifier.verified(candidate))?;
+    let limit = (1.0 + NEAR) * best.pessimistic?;
+    known.retain(|candidate| candidate.pessimistic.is_some_and(|value| value <= limit));
+    known.sort_by(|a, b| {
+        let simple = |candidate: &Candidate| (complexity(&candidate.strategy), candidate.peak);
+        simple(a).cmp(&simple(b)).then_with(|| by_pessimistic(a, b))
+    });
+    let roomy = known.iter().filter(|candidate| has_room(settings, candidate));
+    let mut roomy = roomy.filter_map(|candidate| verifier.verified(candidate));
+    if let Some(pick) = roomy.find(|candidate| has_room(settings, candidate)) {
+        return Some(pick);
+    }
+    known.sort_by_key(|candidate| candidate.peak);
+    known.iter().find_map(|candidate| verifier.verified(candidate))
+}
+
+/// What each mechanism gains. Strategies that are worse than the pick are explored as far as that takes.
+pub(crate) fn gains(
     settings: &Settings,
-    model: &DeviceModel,
-    ordered: &[Candidate],
-    fastest: &Candidate,
-) -> Vec<Candidate> {
-    let pool = pool(settings, ordered, fastest);
-    let asked = settings.base.sharding.quantized.iter().next().is_some();
-    let has_codes = |candidate: &Candidate| candidate.strategy.sharding.quantized.iter().next().is_some();
-    let (coded, plain): (Vec<_>, Vec<_>) = pool.into_iter().partition(|of| !asked && has_codes(of));
-    [plain, coded].into_iter().flat_map(|alike| sorted(settings, model, alike)).collect()
-}
-
-/// The candidates of a pool, in order of preference.
-fn sorted(settings: &Settings, model: &DeviceModel, mut pool: Vec<Candidate>) -> Vec<Candidate> {
-    let values = values_over_links(settings, model, &mut pool);
-    let scenarios = values.first().map_or(0, Vec::len);
-    let best: Vec<f64> =
-        (0..scenarios).map(|i| values.iter().map(|of| of[i]).fold(f64::INFINITY, f64::min)).collect();
-    let regret =
-        |of: &Vec<f64>| of.iter().zip(&best).map(|(value, best)| value / best - 1.0).fold(0.0, f64::max);
-    let mut rated: Vec<(f64, Candidate)> = values.iter().map(regret).zip(pool).collect();
-    let least = rated.iter().map(|&(regret, _)| regret).fold(f64::INFINITY, f64::min);
-    // The simplest of those with about the least regret, then the others.
-    rated.sort_by(|(a, x), (b, y)| {
-        let group = |regret: f64| regret > least + INDIFFERENCE;
-        let simple = |candidate: &Candidate| complexity(&candidate.strategy);
-        let alike = || {
-            simple(x).cmp(&simple(y)).then(criterion(settings.by, x).total_cmp(&criterion(settings.by, y)))
+    explorer: &mut Explorer,
+    verifier: &mut Verifier,
+    pick: &Candidate,
+) -> Vec<Gain> {
+    let value = pick.pessimistic.unwrap_or(f64::INFINITY);
+    let mut gains = Vec::new();
+    for mechanism in Mechanism::ALL {
+        let count = mechanism.count(&pick.strategy);
+        let may = |strategy: &Strategy| {
+            mechanism == Mechanism::Codes || settings.codes_are_asked_for() || is_lossless(strategy)
         };
-        group(*a).cmp(&group(*b)).then_with(|| if group(*a) { a.total_cmp(b) } else { alike() })
-    });
-    rated.into_iter().map(|(_, candidate)| candidate).collect()
-}
-
-/// Candidates that are at most [`MAX_GIVEN`] worse than the fastest that fits: the fastest ones, and the fastest of every
-/// mesh and complexity.
-fn pool(settings: &Settings, ordered: &[Candidate], fastest: &Candidate) -> Vec<Candidate> {
-    let best = criterion(settings.by, fastest);
-    let mut seen: HashSet<(Mesh, usize)> = HashSet::new();
-    let near = ordered.iter().map(|candidate| (criterion(settings.by, candidate), candidate));
-    let near =
-        near.filter(|&(value, _)| value >= best).take_while(|&(value, _)| value <= best * (1.0 + MAX_GIVEN));
-    let kept = near.enumerate().filter(|(i, (_, candidate))| {
-        seen.insert((candidate.strategy.mesh, complexity(&candidate.strategy))) || *i < FASTEST
-    });
-    kept.map(|(_, (_, candidate))| candidate.clone()).collect()
-}
-
-/// The criterion of every candidate by the prediction, and over the range of links.
-fn values_over_links(settings: &Settings, model: &DeviceModel, pool: &mut [Candidate]) -> Vec<Vec<f64>> {
-    let mut values: Vec<Vec<f64>> =
-        pool.iter().map(|candidate| vec![criterion(settings.by, candidate)]).collect();
-    for scenario in time_over_links(settings, model, pool) {
-        let values = values.iter_mut().zip(&scenario);
-        values.for_each(|(values, candidate)| values.push(criterion(settings.by, candidate)));
+        if count > 0 {
+            let fewer = |strategy: &Strategy| may(strategy) && mechanism.count(strategy) < count;
+            let other = least(explorer, verifier, &fewer, f64::INFINITY);
+            let gain = other.and_then(|other| other.pessimistic).map(|other| other / value - 1.0);
+            gains.push(Gain { mechanism: mechanism.describe(&pick.strategy), used: true, gain });
+        }
+        let more = |strategy: &Strategy| may(strategy) && mechanism.count(strategy) > count;
+        if let Some(other) = least(explorer, verifier, &more, value) {
+            let gain = other.pessimistic.map(|other| value / other - 1.0);
+            gains.push(Gain { mechanism: mechanism.describe(&other.strategy), used: false, gain });
+        }
     }
-    values
+    gains
 }
 
-/// Times candidates over the range of links, and stores the times in them. Returns the candidates with the times of each
-/// scenario; nothing if they run in one node.
-pub(crate) fn time_over_links(
-    settings: &Settings,
-    model: &DeviceModel,
-    pool: &mut [Candidate],
-) -> Vec<Vec<Candidate>> {
-    let plan = |base: &Plan, candidate: &Candidate| {
-        base.with_strategy(&candidate.strategy).expect("strategies are allowed")
-    };
-    if !pool.first().is_some_and(|first| uses_links_between_nodes(&plan(settings.base, first))) {
-        return Vec::new();
-    }
-    let strategies: Vec<Strategy> = pool.iter().map(|candidate| candidate.strategy).collect();
-    let scenarios = link_scenarios(settings.base).map(|base| {
-        let times = timings(&base, model, &strategies, &|_| {});
-        let with = |(timing, candidate): (Timing, &Candidate)| {
-            let consumption = Consumption::new(&plan(&base, candidate), &timing);
-            Candidate { timing, consumption, ..candidate.clone() }
-        };
-        times.into_iter().zip(pool.iter()).map(with).collect::<Vec<_>>()
-    });
-    for (i, candidate) in pool.iter_mut().enumerate() {
-        candidate.links = Some(LinkTimes::new(scenarios.each_ref().map(|all| all[i].timing.step_s)));
-    }
-    scenarios.into()
-}
-
-fn criterion(by: By, candidate: &Candidate) -> f64 {
-    match by {
-        By::Time | By::Pareto => candidate.timing.step_s,
-        By::Energy => candidate.joules(),
+/// The admitted candidate that fits with the least pessimistic value, if that is less than `below`.
+fn least(explorer: &mut Explorer, verifier: &mut Verifier, admits: Admits, below: f64) -> Option<Candidate> {
+    loop {
+        explorer.explore(admits, Goal::Least { below });
+        let known = explorer.candidates(admits);
+        let known = known.filter(|one| one.pessimistic.is_some_and(|value| value < below));
+        let best = known.min_by(|a, b| by_pessimistic(a, b))?.clone();
+        if let Some(best) = verifier.verified(&best) {
+            return Some(best);
+        }
+        explorer.refused.insert(best.strategy);
     }
 }
 
-/// Why a pick is preferred to the fastest strategy, in a few words.
-pub fn preference(pick: &Candidate, fastest: &Candidate) -> String {
-    let percent = |ratio: f64| format!("{:.1} %", 100.0 * (ratio - 1.0));
-    let slower = percent(pick.timing.step_s / fastest.timing.step_s);
-    let gained = |of: fn(&LinkTimes) -> f64| {
-        pick.links.zip(fastest.links).map_or(1.0, |(pick, fastest)| of(&fastest) / of(&pick))
-    };
-    let gains = [
-        (gained(|links| links.slow_s), "with slow links between nodes"),
-        (gained(|links| links.no_overlap_s), "without overlap"),
-    ];
-    let (gain, when) = gains[usize::from(gains[1].0 > gains[0].0)];
-    let simpler = complexity(&pick.strategy) < complexity(&fastest.strategy);
-    let robust = (gain > 1.01).then(|| format!("{} faster {when}", percent(gain)));
-    let reasons: Vec<String> = simpler.then(|| "simpler".to_owned()).into_iter().chain(robust).collect();
-    format!("{slower} slower than the fastest, but {}", reasons.join(" and "))
+fn by_pessimistic(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    let value = |candidate: &Candidate| candidate.pessimistic.unwrap_or(f64::INFINITY);
+    value(a).total_cmp(&value(b))
+}
+
+/// Whether a candidate leaves [`FREE_SHARE`] of what it may take.
+pub(crate) fn has_room(settings: &Settings, candidate: &Candidate) -> bool {
+    let plan = settings.base.with_strategy(&candidate.strategy).expect("strategies are allowed");
+    let most = settings.limit.map_or(u64::MAX, |limit| limit.per_rank(&plan));
+    candidate.reserved.unwrap_or(candidate.peak) as f64 <= (1.0 - FREE_SHARE) * most as f64
 }

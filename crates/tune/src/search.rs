@@ -1,6 +1,6 @@
-//! The search: enumerate strategies, drop the strategies that do not fit, time the rest, and predict the best in full.
+//! The search: bound every strategy, time those that may be among the best and fit, and predict the best in full.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use kintsugi_plan::Plan;
@@ -13,8 +13,12 @@ use kintsugi_simulate::{
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
-use crate::pick::{by_preference, time_over_links};
-use crate::{By, Only, SupportedValues, order, strategies};
+use crate::explore::{Explorer, Goal};
+use crate::links::time_over_links;
+use crate::mechanisms::is_lossless;
+use crate::pick::{Pick, gains, has_room, pick};
+use crate::space::left_out;
+use crate::{By, Only, SupportedValues, order};
 
 /// The input of a search.
 pub struct Settings<'a> {
@@ -30,12 +34,26 @@ pub struct Settings<'a> {
     pub by: By,
     /// How many of the best strategies to return.
     pub top: usize,
+    /// Whether to time every strategy that fits, and not only those that may be among the best, if there are not too many.
+    pub every: bool,
     /// The memory limit.
     pub limit: Option<Limit>,
     /// The device that memory is predicted for.
     pub device: Device,
     /// Decides whether a plan with a full prediction fits.
     pub fits: &'a (dyn Fn(&Plan, &Prediction) -> bool + Sync),
+}
+
+impl Settings<'_> {
+    /// Whether the configuration or a restriction has codes. Codes change the numbers of a training.
+    pub(crate) fn codes_are_asked_for(&self) -> bool {
+        self.base.sharding.quantized.iter().next().is_some() || self.only.iter().any(Only::asks_for_codes)
+    }
+
+    /// Whether a strategy may be among the best.
+    pub(crate) fn admits(&self, strategy: &Strategy) -> bool {
+        is_lossless(strategy) || self.codes_are_asked_for()
+    }
 }
 
 /// The memory that a strategy must fit into.
@@ -50,11 +68,14 @@ pub enum Limit {
 /// The phase of a search, for progress bars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchPhase {
-    /// Computing the peak memory of this many strategies.
-    CheckingMemory(usize),
-    /// Timing the strategies that fit: this many.
+    /// Bounding regions of strategies: this many.
+    Bounding(usize),
+    /// Timing what may be among the best of these regions.
     Timing(usize),
 }
+
+/// Reports the phase of a search, how much of it was just done, and the best strategy so far.
+pub type SearchProgress<'a> = &'a (dyn Fn(SearchPhase, usize, Option<&Candidate>) + Sync);
 
 /// A strategy and its predictions.
 #[derive(Clone, Debug)]
@@ -71,6 +92,11 @@ pub struct Candidate {
     pub reserved: Option<u64>,
     /// The step over the range of links between nodes, if that was computed.
     pub links: Option<LinkTimes>,
+    /// The seconds or joules that a pick is judged by, if they were computed: half of the way from the prediction to the worse
+    /// one of slow links between nodes and no overlap.
+    pub pessimistic: Option<f64>,
+    /// What that is at least, from the scenarios that were computed.
+    pub(crate) least_pessimistic: f64,
 }
 
 /// How many strategies went through each phase, and how long the phase took.
@@ -78,17 +104,17 @@ pub struct Candidate {
 pub struct Counts {
     /// Allowed.
     pub enumerated: usize,
+    /// Whose bounds show that they are not among the best.
+    pub bounded: usize,
     /// Whose peak memory exceeds the limit.
     pub dropped: usize,
     /// Timed.
     pub timed: usize,
     /// Among the best that do not fit by their full prediction: gaps between buffers take the rest.
     pub refused: usize,
-    /// Seconds of the enumeration.
+    /// Seconds of the enumeration and of the bounds of regions.
     pub enumeration_s: f64,
-    /// Seconds of the memory phase.
-    pub screening_s: f64,
-    /// Seconds of the timing.
+    /// Seconds of the bounds of strategies, their memory and their times.
     pub timing_s: f64,
 }
 
@@ -97,12 +123,16 @@ pub struct Counts {
 pub struct SearchResult {
     /// The best: the pick, then the others, best first. A Pareto front has no pick.
     pub best: Vec<Candidate>,
+    /// The pick, which is the first of the best.
+    pub pick: Option<Pick>,
     /// The best by the criterion alone.
     pub fastest: Option<Candidate>,
     /// Every strategy that was timed, best first.
     pub timed: Vec<Candidate>,
     /// How many strategies went through each phase.
     pub counts: Counts,
+    /// What the space does not have.
+    pub left_out: Vec<String>,
 }
 
 /// Why a search is refused.
@@ -111,86 +141,42 @@ pub enum SearchError {
     /// Nothing can be timed.
     #[error("the speed of the device is unknown")]
     UnknownSpeed,
-    /// It would take minutes or gigabytes.
-    #[error(
-        "{strategies} strategies or more, which take {ops} ops or more to compare, are too many for one search (at most \
-         {MAX_STRATEGIES} and {MAX_OPS})"
-    )]
-    TooLarge {
-        /// The strategies that were counted.
-        strategies: usize,
-        /// Ops that they take in all.
-        ops: usize,
-    },
 }
 
-/// Largest number of strategies of one search.
-const MAX_STRATEGIES: usize = 500_000;
-/// Largest number of ops of one search: two cores take about two minutes for them.
-const MAX_OPS: usize = 1 << 29;
-/// Predicting the memory of one layer takes about as long as timing this many ops.
-const OPS_PER_LAYER: usize = 4;
-
-/// Runs a search. `progress` is called with the phase and the number of strategies that were just finished.
-pub fn search(
-    settings: &Settings,
-    progress: &(dyn Fn(SearchPhase, usize) + Sync),
-) -> Result<SearchResult, SearchError> {
+/// Runs a search.
+pub fn search(settings: &Settings, progress: SearchProgress) -> Result<SearchResult, SearchError> {
     let model = DeviceModel::new(&settings.base.cluster.device, &settings.base.framework)
         .ok_or(SearchError::UnknownSpeed)?;
-    let mut counts = Counts::default();
-    let all = measured(&mut counts.enumeration_s, || {
-        let (only, supported) = (settings.only, settings.supported);
-        let all = strategies(settings.base, settings.ranks, only, supported, MAX_STRATEGIES + 1);
-        check_size(settings.base, &all).map(|()| all)
-    })?;
-    counts.enumerated = all.len();
-    let done = |done| progress(SearchPhase::CheckingMemory(all.len()), done);
-    let fitting = measured(&mut counts.screening_s, || {
-        strategies_that_fit(settings.base, settings.device, &all, settings.limit, &done)
-    });
-    counts.dropped = all.len() - fitting.len();
-    counts.timed = fitting.len();
-    let done = |done| progress(SearchPhase::Timing(fitting.len()), done);
-    let timed = measured(&mut counts.timing_s, || {
-        let strategies: Vec<Strategy> = fitting.iter().map(|&(strategy, _)| strategy).collect();
-        timings(settings.base, &model, &strategies, &done)
-    });
-    let candidates = fitting.into_iter().zip(timed).map(|((strategy, peak), timing)| {
-        let plan = settings.base.with_strategy(&strategy).expect("strategies are allowed");
-        let consumption = Consumption::new(&plan, &timing);
-        Candidate { strategy, timing, consumption, peak, reserved: None, links: None }
-    });
-    let ordered = order(candidates.collect(), settings.by);
-    let mut best = verified(settings, &ordered, &mut counts.refused);
-    if settings.by != By::Pareto
-        && let Some(fastest) = best.first().cloned()
-    {
-        let preferred = by_preference(settings, &model, &ordered, &fastest);
-        if let Some(pick) = preferred.iter().find_map(|candidate| predicted(settings, candidate)) {
-            best.retain(|candidate| candidate.strategy != pick.strategy);
-            best.insert(0, pick);
+    let admits = |strategy: &Strategy| settings.admits(strategy);
+    let mut enumeration_s = 0.0;
+    let mut explorer = measured(&mut enumeration_s, || Explorer::new(settings, &model, progress));
+    let start = Instant::now();
+    let mut verifier = Verifier::new(settings);
+    let (mut best, pick, counts) = loop {
+        explorer.explore(&admits, Goal::Best);
+        let ordered = order(explorer.candidates(&admits).cloned().collect(), settings.by);
+        let best = first(settings, &ordered, &mut verifier);
+        let pick = if settings.by == By::Pareto { None } else { pick(settings, &explorer, &mut verifier) };
+        // Where something was refused, other strategies may be among the best.
+        let known = explorer.refused.len();
+        explorer.refused.extend(verifier.refused());
+        if explorer.refused.len() == known {
+            break (best, pick, Counts { refused: known, ..explorer.counts(&admits) });
         }
-    }
+    };
+    let timed = order(explorer.timed().to_vec(), settings.by);
+    let pick = pick.map(|candidate| {
+        best.retain(|other| other.strategy != candidate.strategy);
+        best.insert(0, candidate.clone());
+        let gains = gains(settings, &mut explorer, &mut verifier, &candidate);
+        Pick { has_room: has_room(settings, &candidate), candidate, gains }
+    });
     time_over_links(settings, &model, &mut best);
     let fastest = order(best.clone(), settings.by).into_iter().next();
     best.truncate(settings.top);
-    Ok(SearchResult { best, fastest, timed: ordered, counts })
-}
-
-/// Refuses a search that would take too long. The memory of each strategy is computed layer by layer; a program is compiled
-/// once for all strategies that run it.
-fn check_size(base: &Plan, all: &[Strategy]) -> Result<(), SearchError> {
-    let one = |strategy: &Strategy| {
-        let plan = base.with_strategy(strategy).expect("strategies are allowed");
-        (StepKey::of(&plan), plan.pipeline.laid_out_ops(plan.micro_batches()))
-    };
-    let programs: HashMap<StepKey, usize> = all.par_iter().map(one).collect();
-    let ops = programs.into_values().sum::<usize>() + OPS_PER_LAYER * base.model.layers * all.len();
-    if all.len() > MAX_STRATEGIES || ops > MAX_OPS {
-        return Err(SearchError::TooLarge { strategies: all.len(), ops });
-    }
-    Ok(())
+    let timing_s = start.elapsed().as_secs_f64();
+    let counts = Counts { enumeration_s, timing_s, ..counts };
+    Ok(SearchResult { best, pick, fastest, timed, counts, left_out: left_out(settings) })
 }
 
 /// The strategies whose peak memory is within the limit, each with its peak. The peak is never above what a full
@@ -249,30 +235,51 @@ pub fn timings(
 }
 
 /// The first candidates that fit by their full prediction. On a Pareto front, each needs fewer joules than the one before.
-fn verified(settings: &Settings, ordered: &[Candidate], refused: &mut usize) -> Vec<Candidate> {
+fn first(settings: &Settings, ordered: &[Candidate], verifier: &mut Verifier) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::new();
     for candidate in ordered {
         if best.len() == settings.top {
             break;
         }
         let beaten = best.last().is_some_and(|faster| candidate.joules() >= faster.joules());
-        if settings.by == By::Pareto && beaten {
-            continue;
-        }
-        match predicted(settings, candidate) {
-            Some(candidate) => best.push(candidate),
-            None => *refused += 1,
+        if settings.by != By::Pareto || !beaten {
+            best.extend(verifier.verified(candidate));
         }
     }
     best
 }
 
-/// The candidate with its full prediction, if it fits by that.
-fn predicted(settings: &Settings, candidate: &Candidate) -> Option<Candidate> {
-    let plan = settings.base.with_strategy(&candidate.strategy).expect("strategies are allowed");
+/// Decides by full predictions which candidates fit. Each is predicted once.
+pub(crate) struct Verifier<'a> {
+    settings: &'a Settings<'a>,
+    /// What each takes from its device, if it fits.
+    known: HashMap<Strategy, Option<u64>>,
+}
+
+impl<'a> Verifier<'a> {
+    fn new(settings: &'a Settings<'a>) -> Self {
+        Verifier { settings, known: HashMap::new() }
+    }
+
+    /// The candidate with its full prediction, if it fits by that.
+    pub(crate) fn verified(&mut self, candidate: &Candidate) -> Option<Candidate> {
+        let known = self.known.entry(candidate.strategy);
+        let reserved = *known.or_insert_with(|| reserved(self.settings, &candidate.strategy));
+        reserved.map(|reserved| Candidate { reserved: Some(reserved), ..candidate.clone() })
+    }
+
+    fn refused(&self) -> HashSet<Strategy> {
+        let refused = self.known.iter().filter(|(_, reserved)| reserved.is_none());
+        refused.map(|(&strategy, _)| strategy).collect()
+    }
+}
+
+/// What the fullest rank takes from its device by the full prediction, if that fits.
+fn reserved(settings: &Settings, strategy: &Strategy) -> Option<u64> {
+    let plan = settings.base.with_strategy(strategy).expect("strategies are allowed");
     let prediction = predict(&plan, settings.device, Coverage::quick(&plan)).under_framework(&plan);
     let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
-    (settings.fits)(&plan, &prediction).then(|| Candidate { reserved, ..candidate.clone() })
+    reserved.filter(|_| (settings.fits)(&plan, &prediction))
 }
 
 impl Candidate {
@@ -280,11 +287,19 @@ impl Candidate {
     pub(crate) fn joules(&self) -> f64 {
         self.consumption.map_or(f64::INFINITY, |used| used.joules)
     }
+
+    /// What it is ranked by. A Pareto front begins with the fastest.
+    pub(crate) fn value(&self, by: By) -> f64 {
+        match by {
+            By::Time | By::Pareto => self.timing.step_s,
+            By::Energy => self.joules(),
+        }
+    }
 }
 
 impl Limit {
     /// The most that one rank may take. If the memory is shared, the ranks of the fullest stage may take all of it.
-    fn per_rank(self, plan: &Plan) -> u64 {
+    pub(crate) fn per_rank(self, plan: &Plan) -> u64 {
         match self {
             Limit::PerRank(bytes) => bytes,
             Limit::Shared(bytes) => bytes / plan.mesh.ranks_per_stage() as u64,

@@ -3,14 +3,45 @@
 //! This module only proposes strategies; `plan` decides whether they are allowed. The simplest form of a proposal is checked
 //! first, so that a mesh or a schedule is refused once and not again with every sharding.
 
-use kintsugi_plan::config::{ShardingChoice, Strategy};
+use std::sync::Arc;
+
+use kintsugi_plan::config::{LayerSplit, ShardingChoice, Strategy};
 use kintsugi_plan::{
     Axis, Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, Sharding, When, divisors,
 };
 use kintsugi_spec::Level;
 use rayon::prelude::*;
 
-use crate::{Only, SupportedValues};
+use crate::{Only, Settings, SupportedValues};
+
+/// Strategies that differ only in their sharding.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    /// The strategy without sharding.
+    pub(crate) plain: Strategy,
+    /// The shardings.
+    shardings: Arc<[ShardingChoice]>,
+}
+
+impl Region {
+    pub(crate) fn len(&self) -> usize {
+        self.shardings.len()
+    }
+
+    pub(crate) fn strategies(&self) -> impl Iterator<Item = Strategy> {
+        self.shardings.iter().map(|&sharding| Strategy { sharding, ..self.plain })
+    }
+
+    /// The region without strategies that `wanted` refuses.
+    fn retain(self, wanted: impl Fn(&Strategy) -> bool) -> Option<Region> {
+        if self.strategies().all(|strategy| wanted(&strategy)) {
+            return Some(self);
+        }
+        let shardings: Arc<[ShardingChoice]> =
+            self.strategies().filter(wanted).map(|strategy| strategy.sharding).collect();
+        (!shardings.is_empty()).then_some(Region { shardings, ..self })
+    }
+}
 
 /// Every strategy for `base` on `ranks` ranks that passes all of `only` and `supported`, without duplicates. If there are
 /// more than `most`, any `most` of them.
@@ -21,10 +52,22 @@ pub fn strategies(
     supported: &[SupportedValues],
     most: usize,
 ) -> Vec<Strategy> {
+    let regions = regions(base, ranks, only, supported);
+    regions.iter().flat_map(Region::strategies).take(most).collect()
+}
+
+/// The same by region.
+pub(crate) fn regions(
+    base: &Plan,
+    ranks: usize,
+    only: &[Only],
+    supported: &[SupportedValues],
+) -> Vec<Region> {
     let wanted = |strategy: &Strategy| {
         only.iter().all(|only| only.allows(strategy)) && supported.iter().all(|one| one.allows(strategy))
     };
-    meshes(ranks).into_par_iter().flat_map_iter(|mesh| of_mesh(base, mesh, &wanted)).take_any(most).collect()
+    let of_mesh = |mesh| of_mesh(base, mesh).into_iter().filter_map(|region| region.retain(wanted));
+    meshes(ranks).into_par_iter().flat_map_iter(of_mesh).collect()
 }
 
 fn meshes(ranks: usize) -> Vec<Mesh> {
@@ -37,14 +80,14 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
     meshes.into_iter().map(|mesh| mesh.with(Axis::Data, ranks / mesh.ranks())).collect()
 }
 
-fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<Strategy> {
+fn of_mesh(base: &Plan, mesh: Mesh) -> Vec<Region> {
     let global = base.batch.global;
     let simplest = Strategy {
         mesh,
         micro: 1,
         schedule: ScheduleKind::OneForwardOneBackward,
         virtual_stages: 1,
-        last_layers: None,
+        split: LayerSplit::Even,
         sequence_parallel: false,
         sharding: ShardingChoice::NONE,
         recompute: Recompute::None,
@@ -55,20 +98,19 @@ fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<S
     if !divisors(global / mesh.dp()).any(|micro| allowed(&Strategy { micro, ..simplest })) {
         return found;
     }
-    let shardings = shardings(base, mesh);
+    let shardings: Arc<[ShardingChoice]> = shardings(base, mesh).into();
     for micro in divisors(global / mesh.dp()) {
-        for (schedule, virtual_stages, last_layers) in pipelines(base, mesh.pp(), global / mesh.dp() / micro)
-        {
+        for (schedule, virtual_stages, split) in pipelines(base, mesh.pp(), global / mesh.dp() / micro) {
             for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp() > 1) {
                 let plain =
-                    Strategy { micro, schedule, virtual_stages, last_layers, sequence_parallel, ..simplest };
+                    Strategy { micro, schedule, virtual_stages, split, sequence_parallel, ..simplest };
                 if !allowed(&plain) {
                     continue;
                 }
-                for &sharding in &shardings {
-                    let full = RECOMPUTE.map(|recompute| Strategy { sharding, recompute, ..plain });
-                    found.extend(full.into_iter().filter(|strategy| wanted(strategy)));
-                }
+                found.extend(RECOMPUTE.map(|recompute| Region {
+                    plain: Strategy { recompute, ..plain },
+                    shardings: Arc::clone(&shardings),
+                }));
             }
         }
     }
@@ -77,28 +119,66 @@ fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<S
 
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
-/// Schedules with every number of chunks per stage that divides the layers evenly. Schedules with one chunk are also proposed
-/// with fewer layers in the last stage, if the head makes that stage the longest. A single stage has only one schedule, and
-/// with a single micro-batch GPipe is 1F1B.
-fn pipelines(base: &Plan, pp: usize, micro_batches: usize) -> Vec<(ScheduleKind, usize, Option<usize>)> {
+/// Schedules with every useful number of chunks per stage and division of the layers. A single stage has only one schedule,
+/// and with a single micro-batch GPipe is 1F1B.
+fn pipelines(base: &Plan, pp: usize, micro_batches: usize) -> Vec<(ScheduleKind, usize, LayerSplit)> {
     let plain: &[ScheduleKind] = match (pp, micro_batches) {
-        (1, _) => return vec![(ScheduleKind::OneForwardOneBackward, 1, None)],
+        (1, _) => return vec![(ScheduleKind::OneForwardOneBackward, 1, LayerSplit::Even)],
         (_, 1) => &[ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble],
         _ => &[ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble, ScheduleKind::GPipe],
     };
-    let layers = base.model.layers;
-    let lasts = std::iter::once(None).chain(lighter(layers, pp, base.head_in_layers()).map(Some));
-    let plain = lasts.flat_map(|last| plain.iter().map(move |&schedule| (schedule, 1, last)));
-    let even = |chunks: &usize| layers.is_multiple_of(pp * chunks);
-    let interleaved = (2..=layers / pp).filter(even).map(|chunks| (ScheduleKind::Interleaved, chunks, None));
+    let (layers, head) = (base.model.layers, base.head_in_layers());
+    let splits = |chunks| splits(layers, pp, chunks, head).into_iter();
+    let plain = splits(1).flat_map(|split| plain.iter().map(move |&schedule| (schedule, 1, split)));
+    let interleaved = chunk_counts(layers, pp).into_iter();
+    let interleaved = interleaved
+        .flat_map(|chunks| splits(chunks).map(move |split| (ScheduleKind::Interleaved, chunks, split)));
     plain.chain(interleaved).collect()
 }
 
-/// The number of layers in the last stage that makes the longest stage shortest, if that is not the even share.
-fn lighter(layers: usize, pp: usize, head: f64) -> Option<usize> {
-    let longest = |&last: &usize| (last as f64 + head).max((layers - last).div_ceil(pp - 1) as f64);
-    let best = (1..=layers / pp).rev().min_by(|a, b| longest(a).total_cmp(&longest(b)))?;
-    Some(best).filter(|&best| best != layers / pp)
+/// The numbers of chunks per stage, from 2, that divide the layers evenly, or leave out at most one layer of a stage. Of
+/// uneven numbers with chunks as long, the fewest.
+pub(crate) fn chunk_counts(layers: usize, pp: usize) -> Vec<usize> {
+    let of_length = |length: usize| {
+        let chunks = layers.div_ceil(pp * length);
+        let missing = pp * chunks * length - layers;
+        // Each chunk needs a layer.
+        (missing == 0 || (length > 1 && missing <= pp)).then_some(chunks)
+    };
+    let mut counts: Vec<usize> = (1..=layers / pp).rev().filter_map(of_length).collect();
+    counts.retain(|&chunks| chunks > 1);
+    counts.dedup();
+    counts
+}
+
+/// What a search leaves out, in words.
+pub(crate) fn left_out(settings: &Settings) -> Vec<String> {
+    let (layers, ranks) = (settings.base.model.layers, settings.ranks);
+    let stages = || divisors(ranks).filter(|&pp| pp > 1 && 2 * pp <= layers);
+    let all: usize = stages().map(|pp| layers / pp - 1).sum();
+    let searched: usize = stages().map(|pp| chunk_counts(layers, pp).len()).sum();
+    let chunks = format!("{} of {all} numbers of chunks for {layers} layers, as uneven", all - searched);
+    let codes = "codes, as --only sharding.quantize_weights=int8, which change the numbers".to_owned();
+    let chunks = Some(chunks).filter(|_| searched < all);
+    chunks.into_iter().chain(Some(codes).filter(|_| !settings.codes_are_asked_for())).collect()
+}
+
+/// How layers are divided into chunks: as evenly as possible, and with fewer layers in the last chunk if that makes the longest
+/// stage shorter. `head` is the time of the head, in layers.
+fn splits(layers: usize, pp: usize, chunks: usize, head: f64) -> Vec<LayerSplit> {
+    let count = pp * chunks;
+    let missing = layers.next_multiple_of(count) - layers;
+    let plain = if missing < 2 { LayerSplit::Even } else { LayerSplit::LighterEnds };
+    let longest = |split: LayerSplit| {
+        // Where the default is proposed, it is the same.
+        let layers = split.layers(layers, count).or(LayerSplit::LighterEnds.layers(layers, count));
+        let layers = layers.unwrap_or_default();
+        let stage = |stage: usize| layers.iter().skip(stage).step_by(pp).sum::<usize>() as f64;
+        (0..pp).map(|at| stage(at) + if at + 1 == pp { head } else { 0.0 }).fold(0.0, f64::max)
+    };
+    let lighter = (1..=layers / count).rev().map(LayerSplit::Last);
+    let lighter = lighter.min_by(|&a, &b| longest(a).total_cmp(&longest(b)));
+    std::iter::once(plain).chain(lighter.filter(|&split| longest(split) < longest(plain))).collect()
 }
 
 /// The choices of sharding that differ on a mesh: ZeRO over all replicas with every timing, and the schemes by level that trade
@@ -185,31 +265,45 @@ mod tests {
     fn a_batch_that_is_too_large_for_one_micro_batch_is_split() {
         let sets = ["model.preset=gpt-22b", "batch.sequence=2048", "batch.global=65536"];
         let base = ConfigSource::demo().sets(sets).search_base().expect("a valid configuration").0;
-        let one_replica: Vec<Strategy> =
-            of_mesh(&base, Mesh::ONE.with(Axis::Pipeline, 2).with(Axis::Tensor, 2), &|_| true);
+        let one_replica = of_mesh(&base, Mesh::ONE.with(Axis::Pipeline, 2).with(Axis::Tensor, 2));
         assert!(!one_replica.is_empty());
-        assert!(one_replica.iter().all(|strategy| strategy.micro * 2048 <= 1 << 26));
+        assert!(one_replica.iter().all(|region| region.plain.micro * 2048 <= 1 << 26));
     }
 
     #[test]
-    fn chunks_cut_the_layers_evenly() {
+    fn chunks_cut_the_layers_evenly_or_leave_out_one_of_a_stage() {
         let chunks: Vec<usize> = pipelines(&base(), 4, 8).into_iter().map(|(_, chunks, _)| chunks).collect();
         assert_eq!(chunks, [1, 1, 1, 2, 3, 4, 6, 12]);
+        // Llama 3 405B: a layer less in the first and in the last chunk (arXiv 2407.21783).
+        assert_eq!(chunk_counts(126, 16), [2, 4]);
+        let llama = splits(126, 16, 4, 0.7);
+        assert_eq!(llama, [LayerSplit::LighterEnds]);
+        let layers = llama[0].layers(126, 64).expect("not the default");
+        assert_eq!((layers[0], layers[63], layers.iter().sum()), (1, 1, 126));
+        assert!(layers[1..63].iter().all(|&layers| layers == 2));
+        // No division but the even ones leaves out so little.
+        assert_eq!(chunk_counts(128, 12), [0; 0]);
+        assert_eq!(chunk_counts(126, 2), [2, 3, 4, 7, 8, 9, 16, 21, 32, 63]);
     }
 
     #[test]
     fn schedules_that_mean_the_same_are_proposed_once() {
-        assert_eq!(pipelines(&base(), 1, 8), [(ScheduleKind::OneForwardOneBackward, 1, None)]);
+        assert_eq!(pipelines(&base(), 1, 8), [(ScheduleKind::OneForwardOneBackward, 1, LayerSplit::Even)]);
         assert!(pipelines(&base(), 4, 1).iter().all(|&(schedule, ..)| schedule != ScheduleKind::GPipe));
     }
 
     #[test]
     fn a_heavy_head_takes_layers_from_the_last_stage() {
+        let both = |last| vec![LayerSplit::Even, LayerSplit::Last(last)];
         // 9, 9, 8 and 6 with a head of 2.4; without one all are alike.
-        assert_eq!(lighter(32, 4, 2.4), Some(6));
-        assert_eq!(lighter(32, 4, 0.3), None);
+        assert_eq!(splits(32, 4, 1, 2.4), both(6));
+        assert_eq!(splits(32, 4, 1, 0.3), [LayerSplit::Even]);
         // There are no fewer than one.
-        assert_eq!(lighter(32, 16, 5.0), Some(1));
-        assert_eq!(lighter(4, 4, 5.0), None);
+        assert_eq!(splits(32, 16, 1, 5.0), both(1));
+        assert_eq!(splits(4, 4, 1, 5.0), [LayerSplit::Even]);
+        // BLOOM has 5, 6, …, 6 and 5 on 12 stages; its head takes as long as 1.5 layers.
+        assert_eq!(splits(70, 12, 1, 1.5), [LayerSplit::LighterEnds, LayerSplit::Last(4)]);
+        // Of two chunks per stage, the last has two layers and the head.
+        assert_eq!(splits(32, 4, 2, 2.4), both(2));
     }
 }

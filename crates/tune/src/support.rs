@@ -1,7 +1,7 @@
 //! What a framework can run: restrictions of a search that its profile states, with reasons.
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{ShardingChoice, Strategy};
+use kintsugi_plan::config::{LayerSplit, ShardingChoice, Strategy};
 use kintsugi_spec::{Level, Support};
 
 use crate::{Only, OnlyError};
@@ -43,7 +43,8 @@ impl SupportedValues {
     }
 }
 
-/// The strategy of a plan. Restrictions compare only whether something is sharded, so its levels are not exact.
+/// The strategy of a plan. Restrictions compare only whether something is sharded and whether layers are divided evenly, so levels
+/// and layers are not exact.
 fn strategy_of(plan: &Plan) -> Strategy {
     let level = |shards: usize| (shards > 1).then_some(Level::Cluster);
     let (layers, sharding) = (&plan.pipeline.layers, plan.sharding);
@@ -52,7 +53,11 @@ fn strategy_of(plan: &Plan) -> Strategy {
         micro: plan.batch.micro,
         schedule: plan.pipeline.schedule,
         virtual_stages: plan.pipeline.virtual_stages,
-        last_layers: layers.last().copied().filter(|last| layers.iter().any(|other| other != last)),
+        split: if layers.windows(2).all(|two| two[0] == two[1]) {
+            LayerSplit::Even
+        } else {
+            LayerSplit::LighterEnds
+        },
         sequence_parallel: plan.sequence_parallel,
         sharding: ShardingChoice {
             weights: level(sharding.weights),

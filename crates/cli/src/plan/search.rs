@@ -12,8 +12,8 @@ use kintsugi_report::search::{Against, chart};
 use kintsugi_simulate::{Coverage, LINK_EFFICIENCY, LinkTimes, TimeRange, Timing, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{
-    By, Candidate, Counts, Limit, Only, Outcome, SearchError, SearchPhase, SearchResult, Settings,
-    SupportedValues, outcome, preference, reason, search,
+    By, Candidate, Counts, FREE_SHARE, Gain, Limit, Only, Outcome, Pick, SearchError, SearchPhase,
+    SearchResult, Settings, SupportedValues, complexity, outcome, reason, search,
 };
 use serde::Serialize;
 
@@ -80,8 +80,8 @@ struct FinishedSearch {
 fn searched(
     config: &ConfigArguments,
     only: &[String],
-    by: By,
-    top: usize,
+    (by, top): (By, usize),
+    every: bool,
 ) -> Result<FinishedSearch, Failure> {
     let config = config.read()?;
     let (base, ranks) = config.search_base()?;
@@ -104,27 +104,31 @@ fn searched(
             supported: &supported,
             by,
             top: top.max(1),
+            every,
             limit: limit(&base),
             device: planned_device(&base, ranks),
             fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
         },
-        &|phase, done| {
+        &|phase, done, best| {
             match phase {
-                SearchPhase::CheckingMemory(count) => progress.begin("checking memory", count as u64),
+                SearchPhase::Bounding(count) => progress.begin("bounding", count as u64),
                 SearchPhase::Timing(count) => progress.begin("timing", count as u64),
             }
-            progress.add(done as u64);
+            progress.add_with(done as u64, &best.map_or_else(String::new, best_so_far));
         },
     );
     drop(progress);
     let found = found.map_err(|error| match error {
         SearchError::UnknownSpeed => unknown_speed(),
-        too_large @ SearchError::TooLarge { .. } => Failure::mistake(format!(
-            "{too_large}; restrict it with --only, as in --only parallel.tp=1,2,4,8 --only parallel.schedule=1f1b"
-        )),
     })?;
     let rows = rows(&base, &found, configured);
     Ok(FinishedSearch { base, ranks, supported, found, rows })
+}
+
+/// The best strategy so far, for the progress.
+fn best_so_far(best: &Candidate) -> String {
+    let (mesh, step) = (best.strategy.mesh, units::seconds(best.timing.step_s));
+    format!("{step} with tp {}, pp {}, dp {}", mesh.tp(), mesh.pp(), mesh.dp())
 }
 
 /// What the plan's framework can run.
@@ -147,12 +151,13 @@ pub fn run(
         ByName::Energy => By::Energy,
         ByName::Pareto => By::Pareto,
     };
-    let searched = searched(config, &arguments.only, by, arguments.top)?;
+    let searched = searched(config, &arguments.only, (by, arguments.top), plot.is_some())?;
     let FinishedSearch { base, ranks, found, rows, .. } = &searched;
     output.result(&Answer {
         ranks: *ranks,
         counts: found.counts,
         pick: rows.pick.as_deref(),
+        gains: &rows.gains,
         configured: rows.configured.as_ref(),
         best: &rows.best,
     })?;
@@ -207,10 +212,11 @@ pub struct SearchPage {
 
 /// Searches for a page.
 pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Result<SearchPage, Failure> {
-    let searched = searched(config, only, By::Time, top)?;
+    let searched = searched(config, only, (By::Time, top), true)?;
     let mut facts = heading(&searched);
     let FinishedSearch { base, found, rows, .. } = searched;
-    facts.extend(rows.pick.as_ref().map(|pick| fact("pick", pick)));
+    facts.extend(rows.pick.as_ref().map(|pick| fact("pick", format!("1 {pick}"))));
+    facts.extend(gains(&rows.gains));
     let numbered = rows.best.iter().enumerate().map(|(i, row)| cells(&(i + 1).to_string(), row));
     let configured = rows.configured.iter().map(|row| cells("yours", row));
     let best = TableData {
@@ -278,6 +284,8 @@ struct Rows {
     best: Vec<Row>,
     /// Why the first is preferred to the fastest, if it is another.
     pick: Option<String>,
+    /// What its mechanisms gain, and what others would gain.
+    gains: Vec<Gain>,
     /// The configuration's own strategy.
     configured: Option<Row>,
 }
@@ -287,6 +295,7 @@ struct Answer<'a> {
     ranks: usize,
     counts: Counts,
     pick: Option<&'a str>,
+    gains: &'a [Gain],
     #[serde(rename = "yours")]
     configured: Option<&'a Row>,
     best: &'a [Row],
@@ -296,10 +305,10 @@ fn rows(base: &Plan, found: &SearchResult, configured: Option<(Plan, Timing)>) -
     let plan =
         |candidate: &Candidate| base.with_strategy(&candidate.strategy).expect("a strategy that was found");
     let Some(first) = found.best.first() else {
-        return Rows { best: Vec::new(), pick: None, configured: None };
+        return Rows { best: Vec::new(), pick: None, gains: Vec::new(), configured: None };
     };
     let fastest = found.fastest.as_ref().filter(|fastest| fastest.strategy != first.strategy);
-    let pick = fastest.map(|fastest| preference(first, fastest));
+    let pick = fastest.zip(found.pick.as_ref()).map(|(fastest, pick)| preference(pick, fastest));
     let winner = (plan(first), first.timing);
     let lost = |plan: &Plan, timing: &Timing| reason((&winner.0, &winner.1), (plan, timing));
     let best = found.best.iter().enumerate().map(|(i, candidate)| {
@@ -324,7 +333,8 @@ fn rows(base: &Plan, found: &SearchResult, configured: Option<(Plan, Timing)>) -
         let reason = lost(&plan, &timing);
         row(plan, (&timing, range), reserved, fits, reason)
     });
-    Rows { best, pick, configured }
+    let gains = found.pick.as_ref().map(|pick| pick.gains.clone()).unwrap_or_default();
+    Rows { best, pick, gains, configured }
 }
 
 fn row(
@@ -362,26 +372,25 @@ fn row(
 
 /// What was searched.
 fn heading(searched: &FinishedSearch) -> Vec<Fact> {
-    let FinishedSearch { base, ranks, supported, found: SearchResult { counts, .. }, rows } = searched;
-    let each = |count: usize, seconds: f64| units::count((count as f64 / seconds.max(1e-9)).round());
+    let FinishedSearch { base, ranks, supported, found, rows } = searched;
+    let counts = &found.counts;
     let refused = match counts.refused {
         0 => String::new(),
         some => format!(", {some} of the best do not fit by their full prediction"),
     };
     let search = format!(
-        "{ranks} ranks ({}), {} samples a step: {} strategies, {} do not fit, {} timed{refused}",
-        base.cluster.name, base.batch.global, counts.enumerated, counts.dropped, counts.timed,
+        "{ranks} ranks ({}), {} samples a step: {} strategies, {} cannot be among the best, {} do not fit, {} timed{refused}",
+        base.cluster.name, base.batch.global, counts.enumerated, counts.bounded, counts.dropped, counts.timed,
     );
-    let speed = format!(
-        "{} strategies per second checked for memory, {} timed",
-        each(counts.enumerated, counts.enumeration_s + counts.screening_s),
-        each(counts.timed, counts.timing_s),
-    );
+    let seconds = counts.enumeration_s + counts.timing_s;
+    let each = units::count((counts.enumerated as f64 / seconds.max(1e-9)).round());
+    let speed = format!("{}: {each} strategies per second", units::seconds(seconds));
     let mut facts = vec![describe::model(base), fact("search", search), fact("speed", speed)];
     if limit(base).is_none() {
         facts.push(fact("memory", "unknown (cluster.device.memory), so no strategy was left out"));
     }
     facts.extend(supported.iter().map(|support| fact("only", support.describe())));
+    facts.extend((!found.left_out.is_empty()).then(|| fact("left out", found.left_out.join("; "))));
     if let Some(row) = rows.best.first() {
         let links = row.range.links.map_or(String::new(), |_| {
             let slow = 100.0 * LINK_EFFICIENCY[0];
@@ -414,10 +423,44 @@ fn text(counts: &Counts, rows: &Rows) -> String {
         text.push_str("  * does not fit\n");
     }
     if let Some(pick) = &rows.pick {
-        writeln!(text, "pick     1 is {pick}").expect("a string");
+        writeln!(text, "pick     1 {pick}").expect("a string");
     }
+    text.push_str(&describe::lines(gains(&rows.gains).as_slice()));
     text.push('\n');
     text
+}
+
+/// Why a pick is preferred to the fastest strategy.
+fn preference(pick: &Pick, fastest: &Candidate) -> String {
+    let percent = |ratio: f64| format!("{:.1} %", 100.0 * (ratio - 1.0));
+    let slower = percent(pick.candidate.timing.step_s / fastest.timing.step_s);
+    let [own, other] = [&pick.candidate, fastest].map(|candidate| complexity(&candidate.strategy));
+    let judged = match pick.candidate.pessimistic.zip(fastest.pessimistic) {
+        None => String::new(),
+        Some((own, other)) if own > other => format!(", {} by pessimistic times", percent(own / other)),
+        Some((own, other)) => format!(" and {} faster by pessimistic times", percent(other / own)),
+    };
+    let room = if pick.has_room {
+        String::new()
+    } else {
+        format!("; nothing near the best leaves {:.0} % of the memory free", 100.0 * FREE_SHARE)
+    };
+    format!("is {slower} slower than the fastest{judged}, with {own} mechanisms instead of {other}{room}")
+}
+
+/// What the mechanisms of the pick gain, and what others would gain.
+fn gains(gains: &[Gain]) -> Option<Fact> {
+    let one = |Gain { mechanism, used, gain }: &Gain| {
+        let amount = match gain {
+            Some(gain) if *gain < 10.0 => format!("{:.1} %", 100.0 * gain),
+            Some(gain) => format!("{gain:.0} times the time"),
+            None => "all, nothing fits with less".to_owned(),
+        };
+        let verb = if mechanism.ends_with('s') { "gain" } else { "gains" };
+        format!("{mechanism} {verb} {amount}{}", if *used { "" } else { ": left out" })
+    };
+    let all: Vec<String> = gains.iter().map(one).collect();
+    (!all.is_empty()).then(|| fact("gains", all.join(", ")))
 }
 
 const HEADER: [&str; 21] = [

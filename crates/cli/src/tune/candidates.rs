@@ -9,8 +9,7 @@ use kintsugi_plan::config::{ConfigSource, Strategy};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_tune::trials::{StepFigures, TrialCandidate, Values};
 use kintsugi_tune::{
-    By, Candidate, Limit, Only, OnlyError, SearchError, Settings, search, strategies, strategies_that_fit,
-    values,
+    By, Candidate, Limit, Only, OnlyError, Settings, search, strategies, strategies_that_fit, values,
 };
 
 use crate::config::ConfigArguments;
@@ -251,16 +250,18 @@ fn strategies_of(base: &Plan, ranks: usize, only: &[Only]) -> Result<FoundStrate
         supported: &supported,
         by: By::Time,
         top: 1,
+        every: true,
         limit: limit(base),
         device,
         fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
     };
-    let found = search(&settings, &|_, done| progress.add(done as u64)).map_err(|error| match error {
-        SearchError::UnknownSpeed => unreachable!("the device has a model"),
-        too_large @ SearchError::TooLarge { .. } => {
-            Failure::mistake(format!("{too_large}; restrict it with --space, as in --space parallel.tp=1,2"))
-        }
-    })?;
+    let found = search(&settings, &|_, done, _| progress.add(done as u64)).expect("the device has a model");
+    if found.counts.bounded > 0 {
+        let count = found.counts.enumerated;
+        return Err(Failure::mistake(format!(
+            "{count} strategies are too many for one tuning; restrict them with --space, as in --space parallel.tp=1,2"
+        )));
+    }
     let timed = |candidate: Candidate| Found {
         strategy: candidate.strategy,
         figures: StepFigures {

@@ -110,7 +110,7 @@ mod tests {
     use kintsugi_spec::Level;
 
     use super::*;
-    use crate::config::{ShardingChoice, Strategy};
+    use crate::config::{LayerSplit, ShardingChoice, Strategy};
     use crate::{Axis, Mesh, Quantized, Recompute, When};
 
     const FILE: &str = "[model]\npreset = \"llama3-8b\"\n[batch]\nglobal = 64\n[parallel]\ntp = 8\nprefetch = 2\n\
@@ -123,7 +123,7 @@ mod tests {
             micro: 2,
             schedule: ScheduleKind::OneForwardOneBackward,
             virtual_stages: 1,
-            last_layers: None,
+            split: LayerSplit::Even,
             sequence_parallel: false,
             sharding: ShardingChoice::NONE,
             recompute: Recompute::Full,
@@ -151,7 +151,7 @@ mod tests {
             Strategy { sharding: all, ..plain },
             Strategy { sharding: hybrid, ..plain },
             interleaved,
-            Strategy { mesh: all_axes, last_layers: Some(5), ..plain },
+            Strategy { mesh: all_axes, split: LayerSplit::Last(5), ..plain },
         ]
     }
 

@@ -30,7 +30,7 @@ pub use error::ConfigError;
 pub use key_list::{Key, keys};
 pub use resolved::ResolvedValue;
 pub use source::{ConfigSource, ProfilePlace, VocabSource};
-pub use strategy::{ShardingChoice, Strategy};
+pub use strategy::{LayerSplit, ShardingChoice, Strategy};
 
 use crate::data::resolve as data;
 use crate::{Batch, MemoryOptions, Optimizer, Pipeline, Plan, Precision, Run};

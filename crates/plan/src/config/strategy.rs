@@ -25,15 +25,46 @@ pub struct Strategy {
     pub schedule: ScheduleKind,
     /// Chunks per stage.
     pub virtual_stages: usize,
-    /// The layers of the last chunk, which has the head; the others share the rest evenly. `None` if all chunks are
-    /// equal.
-    pub last_layers: Option<usize>,
+    /// How the layers are divided into chunks.
+    pub split: LayerSplit,
     /// Whether rows are split over tp between the tensor-parallel regions.
     pub sequence_parallel: bool,
     /// What is sharded.
     pub sharding: ShardingChoice,
     /// Recomputation.
     pub recompute: Recompute,
+}
+
+/// How the layers of a model are divided into the chunks of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LayerSplit {
+    /// As evenly as possible. If the layers do not divide, the first chunks have one more.
+    Even,
+    /// As evenly as possible. If the layers do not divide, the last chunk has one less, then the first, the second and so
+    /// on: the last has the head, and the first has the embedding and starts the pipeline.
+    LighterEnds,
+    /// The last chunk, which has the head, has so many; the others share the rest evenly.
+    Last(usize),
+}
+
+impl LayerSplit {
+    /// The layers of every chunk; `None` if the default is meant. An invalid split is left to the configuration's checks.
+    pub fn layers(self, layers: usize, chunks: usize) -> Option<Vec<usize>> {
+        match self {
+            LayerSplit::Even => None,
+            LayerSplit::LighterEnds => {
+                let most = layers.div_ceil(chunks);
+                let missing = chunks * most - layers;
+                let is_lighter = |chunk: usize| chunk + 1 < missing || (missing > 0 && chunk + 1 == chunks);
+                Some((0..chunks).map(|chunk| most - usize::from(is_lighter(chunk))).collect())
+            }
+            LayerSplit::Last(last) => {
+                let (others, rest) = (chunks - 1, layers.saturating_sub(last));
+                let share = |chunk: usize| rest / others + usize::from(chunk < rest % others);
+                Some((0..others).map(share).chain([last]).collect())
+            }
+        }
+    }
 }
 
 /// The levels over which weights, gradients and states are sharded (`None` for no sharding), and when they are gathered
@@ -69,13 +100,6 @@ impl ShardingChoice {
     };
 }
 
-/// The layers of every chunk if the last has `last`. An invalid split is left to the configuration's checks.
-fn lighter_end(layers: usize, chunks: usize, last: usize) -> Vec<usize> {
-    let (others, rest) = (chunks - 1, layers.saturating_sub(last));
-    let share = |chunk: usize| rest / others + usize::from(chunk < rest % others);
-    (0..others).map(share).chain([last]).collect()
-}
-
 impl Plan {
     /// This plan with another strategy, or the reason why it is not allowed. Model, global batch, precision, cluster
     /// and everything else that a strategy does not decide stay the same.
@@ -87,7 +111,7 @@ impl Plan {
             dp: Some(Replicas::Count(strategy.mesh.dp())),
             schedule: Some(strategy.schedule),
             virtual_stages: Some(strategy.virtual_stages),
-            layers_per_stage: strategy.last_layers.map(|last| lighter_end(layers, chunks, last)),
+            layers_per_stage: strategy.split.layers(layers, chunks),
             sequence_parallel: Some(strategy.sequence_parallel),
             ..write::parallel(self)
         };

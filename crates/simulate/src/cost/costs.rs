@@ -82,6 +82,38 @@ pub(super) fn source(op: Op) -> CostSource {
     }
 }
 
+impl BlockCosts {
+    /// The time of an op on a block with nothing beside it; 0 if the plan has no such op.
+    pub(super) fn duration(&self, op: Op) -> Time {
+        let overlapping = self.orders.get(&op.kind()).filter(|order| order.overlaps);
+        let one_by_one =
+            || self.ops.get(&op.kind()).map_or(0, |cost| cost.compute.saturating_add(cost.links));
+        overlapping.map_or_else(one_by_one, OpOrder::duration)
+    }
+
+    /// The time of its kernels.
+    pub(super) fn kernels(&self, op: Op) -> Time {
+        self.ops.get(&op.kind()).map_or(0, |cost| cost.compute)
+    }
+}
+
+impl UnitCosts {
+    /// The cost of an op on a unit, if the plan has it.
+    pub(super) fn op(&self, op: Op) -> Option<OpCost> {
+        self.ops.get(&op.kind()).copied()
+    }
+
+    /// The cost of an op that runs once a step.
+    pub(super) fn step_op(&self, stage: usize, op: StepOp) -> OpCost {
+        self.step_ops[stage][op as usize]
+    }
+
+    /// A sum of a few numbers over an axis.
+    pub(super) fn sum(&self, axis: Axis) -> TransferCost {
+        self.sums[axis]
+    }
+}
+
 impl Costs {
     /// The cost of an op on a stage.
     pub fn of(&self, stage: usize, op: Op) -> OpCost {
@@ -91,7 +123,7 @@ impl Costs {
         match source(op) {
             CostSource::Block => known(&self.blocks.ops),
             CostSource::Unit => known(&self.units.ops),
-            CostSource::Step(op) => self.units.step_ops[stage][op as usize],
+            CostSource::Step(op) => self.units.step_op(stage, op),
             CostSource::Sum(axis) => OpCost { started: Some(self.sum(axis)), ..OpCost::default() },
             CostSource::Nothing => OpCost::default(),
         }
@@ -112,7 +144,7 @@ impl Costs {
 
     /// The sum of the norm over an axis.
     pub fn sum(&self, axis: Axis) -> TransferCost {
-        self.units.sums[axis]
+        self.units.sum(axis)
     }
 
     /// The sum of the two copies of a tied table.

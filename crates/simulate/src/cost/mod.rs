@@ -1,5 +1,6 @@
 //! The costs of ops: the kernels and transfers of a paper trace, priced by a device and its links.
 
+mod bound;
 mod cache;
 mod costs;
 mod device;
@@ -11,6 +12,7 @@ mod sharing;
 mod trace;
 mod unfused;
 
+pub use bound::StepBound;
 pub use cache::CostCache;
 pub use costs::Costs;
 pub use device::DeviceModel;

@@ -14,16 +14,8 @@ use crate::layouts::{bases, plan, strategies};
 /// A layout, and the layouts that have one choice of `other` each: a key that forgets this choice does not distinguish them.
 fn one_choice_apart(layout: (Strategy, usize), other: (Strategy, usize)) -> Vec<(Strategy, usize)> {
     let ((one, batches), (other, other_batches)) = (layout, other);
-    let Strategy {
-        mesh,
-        micro,
-        schedule,
-        virtual_stages,
-        last_layers,
-        sequence_parallel,
-        sharding,
-        recompute,
-    } = other;
+    let Strategy { mesh, micro, schedule, virtual_stages, split, sequence_parallel, sharding, recompute } =
+        other;
     let ShardingChoice { weights, gradients, states, secondary, gather, reduce, quantized } = sharding;
     let sharded = |sharding| Strategy { sharding, ..one };
     let own = one.sharding;
@@ -33,7 +25,7 @@ fn one_choice_apart(layout: (Strategy, usize), other: (Strategy, usize)) -> Vec<
         Strategy { schedule, ..one },
         Strategy { schedule, virtual_stages, ..one },
         Strategy { virtual_stages, ..one },
-        Strategy { last_layers, ..one },
+        Strategy { split, ..one },
         Strategy { sequence_parallel, ..one },
         Strategy { recompute, ..one },
         sharded(sharding),

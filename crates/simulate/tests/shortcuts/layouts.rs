@@ -1,6 +1,6 @@
 //! Random layouts of small models.
 
-use kintsugi_plan::config::{ConfigSource, ShardingChoice, Strategy};
+use kintsugi_plan::config::{ConfigSource, LayerSplit, ShardingChoice, Strategy};
 use kintsugi_plan::{Axis, Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, When};
 use kintsugi_spec::Level;
 use proptest::prelude::any;
@@ -70,11 +70,12 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
     ]);
     let when = || select(vec![When::MicroBatch, When::Step]);
     let recompute = select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
-    let last = select(vec![None, None, Some(1), Some(2)]);
+    let split =
+        select(vec![LayerSplit::Even, LayerSplit::LighterEnds, LayerSplit::Last(1), LayerSplit::Last(2)]);
     (
         meshes,
         schedule,
-        (2..=3_usize, last),
+        (2..=3_usize, split),
         (placement, when(), when()),
         recompute,
         any::<bool>(),
@@ -85,7 +86,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
             |(
                 (tp, pp, dp),
                 schedule,
-                (chunks, last_layers),
+                (chunks, split),
                 ((by_level, zero, mut levels, quantized), gather, reduce),
                 recompute,
                 sequence,
@@ -119,7 +120,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                     micro,
                     schedule,
                     virtual_stages: if interleaved { chunks } else { 1 },
-                    last_layers: last_layers.filter(|_| pp > 1),
+                    split: if pp > 1 { split } else { LayerSplit::Even },
                     sequence_parallel: sequence,
                     sharding,
                     recompute,

@@ -1,5 +1,6 @@
 //! Every shortcut equals the full computation.
 
+mod bound;
 mod caches;
 mod event_simulation;
 mod graph;
