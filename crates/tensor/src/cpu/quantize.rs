@@ -1,16 +1,18 @@
 //! Quantisation in blocks: see [`crate::ops::Quantize`] for the format.
 //!
 //! Everything is read from memory and written to it once. Blocks stay in the first-level cache between finding their largest number
-//! and packing them, and sums over parts stay in registers.
+//! and packing them, and [sums over parts](sums) stay in registers.
 #![allow(clippy::inline_always, reason = "what the innermost loops call must not be called")]
 
 mod codes;
+mod sums;
 
 use std::iter::Zip;
 use std::ops::Range;
 use std::slice::{ChunksMut, IterMut};
 
-use self::codes::{Number, STEP, add, pack};
+use self::codes::{Number, STEP, pack};
+use self::sums::Parts;
 use super::access::{Access, Scatter};
 use super::parallel::{Rows, Threads};
 use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize};
@@ -56,46 +58,34 @@ fn requantize_to<const BITS: usize>(threads: Threads, op: &Requantize) {
     let (codes, out) =
         (access.bytes(op.codes), Slices::new(access.write_bytes(op.out), op.elements, op.format));
     let parts = Parts::new(codes, op.slices, op.elements, op.format);
-    let segment = op.format.block.max(SEGMENT);
     out.each_run(threads, op.slices, |slice, run, mut blocks| {
-        let mut sums = Sums::default();
-        for start in run.clone().step_by(segment) {
-            let len = segment.min(run.end - start);
-            let sums = &mut sums.0[..len.div_ceil(STEP)];
-            sums.fill([0.0; STEP]);
-            parts.add::<BITS>(slice, start, sums);
-            for (numbers, (codes, scale)) in
-                sums.as_flattened()[..len].chunks(out.format.block).zip(&mut blocks)
-            {
+        let mut sums = [0.0; SEGMENT];
+        for start in run.clone().step_by(SEGMENT) {
+            let sums = &mut sums[..SEGMENT.min(run.end - start)];
+            parts.sum::<f32, BITS>(slice, start, false, sums);
+            for (numbers, (codes, scale)) in sums.chunks(out.format.block).zip(&mut blocks) {
                 *scale = encode_block::<f32, BITS>(numbers, codes).to_ne_bytes();
             }
         }
     });
 }
 
+/// Sums that are in the first-level cache until they are quantised: whole blocks of every size.
+const SEGMENT: usize = *BlockFormat::BLOCKS.end();
+
 fn dequantize_from<T: Number, const BITS: usize>(threads: Threads, op: &Dequantize) {
     let access = Access::new();
     let (codes, out) = (access.bytes(op.codes), access.write::<T>(op.out.view));
     let (elements, accumulate) = (op.elements(), op.out.accumulate);
     let parts = Parts::new(codes, op.slices, elements, op.format);
-    // Threads share the segments of one slice: slices are long.
+    // Threads share one slice: slices are long.
     for (slice, out) in out.chunks_mut(elements.max(1)).enumerate() {
         if op.parts == 1 && !accumulate {
             restore::<T, BITS>(threads, &parts, slice, out);
             continue;
         }
-        let segments = out.len().div_ceil(SEGMENT);
-        threads.each(segments, SEGMENT * op.parts, Rows(out, SEGMENT), |range, out| {
-            let mut sums = Sums::default();
-            for (segment, out) in range.zip(out.0.chunks_mut(SEGMENT)) {
-                let sums = &mut sums.0[..out.len().div_ceil(STEP)];
-                sums.fill([0.0; STEP]);
-                if accumulate {
-                    T::widen_slice(out, &mut sums.as_flattened_mut()[..out.len()]);
-                }
-                parts.add::<BITS>(slice, segment * SEGMENT, sums);
-                T::narrow_slice(&sums.as_flattened()[..out.len()], out);
-            }
+        threads.each(out.len().div_ceil(STEP), STEP * op.parts, Rows(out, STEP), |steps, out| {
+            parts.sum::<T, BITS>(slice, steps.start * STEP, accumulate, out.0);
         });
     }
 }
@@ -109,18 +99,6 @@ fn restore<T: Number, const BITS: usize>(threads: Threads, parts: &Parts, slice:
             decode_block::<T, BITS>(codes, scale, out);
         }
     });
-}
-
-/// Numbers whose sums stay in the first-level cache until all parts are added.
-const SEGMENT: usize = 512;
-
-/// Sums of a segment or of a block.
-struct Sums([[f32; STEP]; *BlockFormat::BLOCKS.end() / STEP]);
-
-impl Default for Sums {
-    fn default() -> Self {
-        Sums([[0.0; STEP]; _])
-    }
 }
 
 /// As many numbers, and zeros if there are fewer.
@@ -225,72 +203,6 @@ impl<'a> Slices<'a> {
         });
     }
 }
-
-/// Slices that are read.
-struct Parts<'a> {
-    codes: &'a [u8],
-    /// Bytes of a part.
-    part_bytes: usize,
-    slice_bytes: usize,
-    /// Where the scales of a slice begin.
-    scales: usize,
-    block: u32,
-}
-
-impl<'a> Parts<'a> {
-    /// Several parts of `slices` each.
-    fn new(codes: &'a [u8], slices: usize, elements: usize, format: BlockFormat) -> Self {
-        let slice_bytes = format.slice_bytes(elements);
-        let (part_bytes, scales) = (slices * slice_bytes, format.code_bytes(elements));
-        Parts { codes, part_bytes, slice_bytes, scales, block: format.block.ilog2() }
-    }
-
-    /// The codes and the scale of a block of the first part.
-    fn block<const BITS: usize>(&self, slice: usize, index: usize) -> (&'a [u8], f32) {
-        let (codes, scales) = self.codes[slice * self.slice_bytes..].split_at(self.scales);
-        let start = (index << self.block) * BITS / 8;
-        let end = codes.len().min(start + (1 << self.block) * BITS / 8);
-        (&codes[start..end], scale_at(scales, 4 * index))
-    }
-
-    /// Adds the steps from element `start` of a slice on of every part to `sums`, in order. Numbers after the end of the slice stay
-    /// zero, or become NaN.
-    #[inline(always)]
-    fn add<const BITS: usize>(&self, slice: usize, start: usize, sums: &mut [[f32; STEP]]) {
-        let bytes = STEP * BITS / 8;
-        let (first, codes) = (slice * self.slice_bytes, start * BITS / 8);
-        let whole = sums.len().min((self.scales - codes) / bytes);
-        let place = |step: usize| {
-            let scale = self.scales + 4 * ((start + step * STEP) >> self.block);
-            (first + codes + step * bytes, first + scale)
-        };
-        for batch in self.codes.chunks(BATCH * self.part_bytes) {
-            for (step, sums) in sums[..whole].iter_mut().enumerate() {
-                let ((codes, scale), mut own) = (place(step), *sums);
-                for part in batch.chunks_exact(self.part_bytes) {
-                    add::<BITS>(&part[codes..codes + bytes], scale_at(part, scale), &mut own);
-                }
-                *sums = own;
-            }
-        }
-        // The last step of a slice may be shorter.
-        if let Some(sums) = sums.get_mut(whole) {
-            let (codes, scale) = place(whole);
-            for part in self.codes.chunks_exact(self.part_bytes) {
-                let (mut padded, rest) = ([0; STEP], &part[codes..first + self.scales]);
-                padded[..rest.len()].copy_from_slice(rest);
-                add::<BITS>(&padded, scale_at(part, scale), sums);
-            }
-        }
-    }
-}
-
-fn scale_at(bytes: &[u8], at: usize) -> f32 {
-    f32::from_ne_bytes(*bytes[at..].first_chunk().expect("a scale"))
-}
-
-/// Parts whose sums stay in registers. Often they all map to the same place in the first-level cache, which has room for eight.
-const BATCH: usize = 4;
 
 #[cfg(test)]
 mod tests;

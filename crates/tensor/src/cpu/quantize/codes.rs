@@ -280,8 +280,9 @@ macro_rules! number_of_16_bits {
 number_of_16_bits!(bf16);
 number_of_16_bits!(f16);
 
+/// Rounds numbers to their type.
 #[inline(always)]
-fn narrow<T: Number, const N: usize>(wide: &[f32; N]) -> [T; N] {
+pub fn narrow<T: Number, const N: usize>(wide: &[f32; N]) -> [T; N] {
     let mut numbers = [T::default(); N];
     T::narrow_slice(wide, &mut numbers);
     numbers
