@@ -312,29 +312,7 @@ def verify(trials):
     return next(line for line in ran.stdout.splitlines() if line.startswith("all "))
 
 
-def slurm(trials):
-    """Two nodes of a Slurm cluster on this machine: srun trains the demo over Open MPI and over MPICH."""
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "slurm.sh")
-    done = []
-    reference = trials.out("threads")
-    values = {**demo(), "parallel.dp": 1}
-    check(trials.threads(reference, values).returncode == 0, "the reference")
-    for name, plugin, library in (("Open MPI", "pmix", "libmpi.so.40"), ("MPICH", "pmi2", "libmpich.so.12")):
-        out = trials.out("slurm")
-        settings = trials.settings({**values, "run.out": out})
-        srun = ["srun", "-N2", "--ntasks-per-node=2", f"--mpi={plugin}", trials.kintsugi, "train", *settings]
-        environment = {**trials.environment, "KINTSUGI_MPI": library}
-        ran = subprocess.run(["bash", script, os.path.join(trials.work, "cluster"), *srun], env=environment,
-                             capture_output=True, text=True, timeout=PATIENCE_S)
-        check(ran.returncode == 0, f"srun over {name}: {ran.stdout[-300:]} {ran.stderr[-600:]}")
-        check(losses(out) == losses(reference), f"losses under srun over {name}")
-        compare_prediction(out)
-        done.append(name)
-        print(f"    srun -N2 --ntasks-per-node=2 over {name}: as threads", flush=True)
-    return " and ".join(done)
-
-
-PARTS = {f.__name__: f for f in (layouts, verify, checkpoints, kills, failures, versions, slurm)}
+PARTS = {f.__name__: f for f in (layouts, verify, checkpoints, kills, failures, versions)}
 
 
 def main():

@@ -3,6 +3,7 @@
 mod descendants;
 mod local;
 mod restarts;
+mod slurm;
 mod stop;
 
 use std::ffi::OsString;
@@ -23,6 +24,7 @@ use crate::output;
 use crate::signals::send;
 use descendants::{Process, descendants, kill_and_wait};
 use restarts::RestartableRun;
+use slurm::SlurmArguments;
 use stop::StopRequests;
 
 /// Runs a command as processes, one per rank.
@@ -39,13 +41,21 @@ use stop::StopRequests;
 /// at most. What was lost is printed, and is in summary.json. A run that ends with an error of its own, as when the loss is
 /// not finite, is not started again.
 ///
-/// Inside a Slurm allocation `srun kintsugi train ...` works by itself, without this command.
+/// With --slurm it writes a batch script for the ranks of the configuration and submits it: nodes, GPUs and the order of
+/// ranks follow from the plan, the rest from the site. A run saves before its time limit, and continues when its job is
+/// requeued. Inside a Slurm allocation `srun kintsugi train ...` works by itself, without this command.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// Number of processes: the ranks of the configuration, tp × pp × dp
-    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    ranks: u32,
+    #[arg(
+        long,
+        short = 'n',
+        value_name = "N",
+        required_unless_present = "slurm",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    ranks: Option<u32>,
     /// Number of nodes to divide them over; without it the launcher decides
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     nodes: Option<u32>,
@@ -58,7 +68,9 @@ pub struct Arguments {
     /// Starts the ranks again from the newest whole checkpoint when one has failed, N times at most; for train
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     restarts: u32,
-    /// Shows the command and does not run it
+    #[command(flatten)]
+    slurm: SlurmArguments,
+    /// Shows the command, or the script of the job, and does not run it
     #[arg(long)]
     print: bool,
     /// The command and its arguments, as in: train run.toml --set run.steps=100
@@ -76,6 +88,10 @@ Examples:
       8 GPUs of this machine, without MPI
   kintsugi launch --ranks 8 --print train run.toml
       the command for mpirun, to change or to put into a job script
+  kintsugi launch --slurm --time 2:00:00 --chain 3 train run.toml
+      three jobs of a Slurm cluster, of which each continues the run of the one before
+  kintsugi launch --slurm --print --site mine.toml train run.toml
+      the batch script, with the options of a file of your own
   kintsugi launch --ranks 8 --restarts 3 train run.toml --set run.checkpoint_every=100
       survives three failures of ranks
   kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
@@ -86,13 +102,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     // A mistake in the command's arguments is shown once, and not by every process.
     let words = [OsString::from("kintsugi")].into_iter().chain(arguments.command.iter().cloned());
     let command = Cli::try_parse_from(words).unwrap_or_else(|error| error.exit()).command;
+    if arguments.slurm.is_given() {
+        let Some(crate::Command::Train(train)) = command else {
+            return Err(Failure::mistake("--slurm needs the command train"));
+        };
+        return slurm::run(&arguments.slurm, arguments.nodes, arguments.print, &train, &arguments.command);
+    }
+    let ranks = arguments.ranks.expect("it is required without --slurm");
     let supervision = Supervision::new(arguments.restarts > 0)?;
     let run: Option<RestartableRun> = match (arguments.restarts, command) {
         (0, _) => None,
         (restarts, Some(crate::Command::Train(train))) => Some(RestartableRun::new(&train, restarts)?),
         (_, _) => return Err(Failure::mistake("--restarts needs the command train")),
     };
-    let ranks = arguments.ranks;
     if arguments.no_mpi {
         return restarts::run(run, &arguments.command, &supervision, |words| {
             local::run(ranks as usize, words, &supervision)
@@ -222,17 +244,18 @@ fn is_root() -> bool {
 
 /// A command as a shell would take it.
 fn line(command: &Command) -> String {
-    let quoted = |word: &std::ffi::OsStr| {
-        let word = word.to_string_lossy();
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-        if !word.is_empty() && word.chars().all(plain) {
-            word.into_owned()
-        } else {
-            format!("'{}'", word.replace('\'', "'\\''"))
-        }
-    };
     let words = [command.get_program()].into_iter().chain(command.get_args());
-    words.map(quoted).collect::<Vec<_>>().join(" ")
+    words.map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 /// Runs the launcher to its end. A signal to stop goes to the ranks as SIGUSR1, which launchers pass on. A second one ends the

@@ -30,6 +30,7 @@ mod progress;
 mod report;
 mod shell;
 mod signals;
+mod status;
 mod table;
 mod train;
 mod tune;
@@ -71,6 +72,7 @@ enum Command {
     Launch(launch::Arguments),
     Report(report::Arguments),
     Watch(watch::Arguments),
+    Status(status::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
     Prepare(prepare::Arguments),
@@ -132,6 +134,7 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Launch(arguments)) => launch::run(&arguments),
         Some(Command::Report(arguments)) => report::run(&arguments),
         Some(Command::Watch(arguments)) => watch::run(&arguments),
+        Some(Command::Status(arguments)) => status::run(&arguments),
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
         Some(Command::Bench(arguments)) => bench::run(&arguments),
         Some(Command::Prepare(arguments)) => prepare::run(&arguments),

@@ -3,8 +3,8 @@
 use std::fs;
 use std::io;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
@@ -31,12 +31,25 @@ pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
         flag::register_conditional_default(signal, Arc::clone(&asked))
             .and_then(|_| flag::register(signal, Arc::clone(&asked)))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .and_then(|_| flag::register_usize(signal, Arc::clone(&RECEIVED), signal as usize))
             .map_err(|error| unhandled(signal, error))?;
     }
     if !is_ignored(SIGHUP) {
-        flag::register(SIGHUP, Arc::clone(&stop)).map_err(|error| unhandled(SIGHUP, error))?;
+        flag::register(SIGHUP, Arc::clone(&stop))
+            .and_then(|_| flag::register_usize(SIGHUP, Arc::clone(&RECEIVED), SIGHUP as usize))
+            .map_err(|error| unhandled(SIGHUP, error))?;
     }
     Ok(stop)
+}
+
+/// The signal to stop that came last.
+static RECEIVED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+
+/// The signal by which this process was asked to stop, if it was.
+pub fn received() -> Option<&'static str> {
+    let names = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1"), (SIGHUP, "SIGHUP")];
+    let received = RECEIVED.load(Ordering::Relaxed);
+    names.into_iter().find_map(|(signal, name)| (signal as usize == received).then_some(name))
 }
 
 /// A flag that every signal to stop sets. None of them ends the process.

@@ -19,6 +19,9 @@ pub struct Summary<'a> {
     pub steps: u64,
     pub skipped: u64,
     pub stopped: bool,
+    /// The signal that asked it to stop, if this process got one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<&'static str>,
     pub failure: Option<String>,
     pub loss_first: f64,
     pub loss_last: f64,
@@ -60,6 +63,7 @@ pub struct SavingSummary<'a> {
 pub struct RunSummary {
     #[serde(deserialize_with = "or_default")]
     pub stopped: bool,
+    pub stopped_by: Option<String>,
     pub failure: Option<String>,
     pub loss_floor: Option<f64>,
     #[serde(deserialize_with = "or_default")]

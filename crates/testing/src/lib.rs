@@ -37,6 +37,8 @@ pub enum Need {
     OpenMpi,
     /// MPICH, with its launcher.
     Mpich,
+    /// Slurm with its daemons, and the rights to make namespaces.
+    Slurm,
     /// AMD's run-time compiler and LLVM's disassembler.
     AmdTools,
 }
@@ -53,6 +55,7 @@ impl Need {
             Need::Nccl => "nccl",
             Need::OpenMpi => "openmpi",
             Need::Mpich => "mpich",
+            Need::Slurm => "slurm",
             Need::AmdTools => "amd-tools",
         }
     }

@@ -5,6 +5,8 @@ use kintsugi_plan::Plan;
 use kintsugi_rank::StepMetrics;
 use kintsugi_run::{RestartSummary, SavingSummary, Summary};
 
+use crate::signals;
+
 /// The summary of a finished run.
 pub fn summary<'a>(
     plan: &Plan,
@@ -19,6 +21,7 @@ pub fn summary<'a>(
         steps: outcome.steps,
         skipped: outcome.skipped,
         stopped: outcome.stopped,
+        stopped_by: signals::received().filter(|_| outcome.stopped),
         failure: outcome.failure.as_ref().map(ToString::to_string),
         loss_first: outcome.loss_first,
         loss_last: outcome.loss_last,

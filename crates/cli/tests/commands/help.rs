@@ -20,6 +20,7 @@ fn alone_it_prints_help() {
       launch       Runs a command as processes, one per rank
       report       Writes an HTML page about runs, a plan, a search or a tuning
       watch        Shows runs in a browser while they go on
+      status       Shows runs and their jobs, and why a run has ended
       calibrate    Measures this machine and writes a profile for `plan --profile`
       bench        Measures parts of a run by themselves
       prepare      Turns text into token files for training

@@ -27,6 +27,7 @@ mod restarts;
 mod resume;
 mod search;
 mod signals;
+mod slurm;
 mod stalls;
 mod stored_plan;
 mod streams;

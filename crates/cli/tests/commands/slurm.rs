@@ -1,0 +1,321 @@
+//! Jobs of a real Slurm: a cluster that is only this machine, with a controller, two nodes and loopback between them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use kintsugi_testing::{Need, cases, skip};
+use serde_json::Value;
+
+use crate::support::{TINY, folder, json_lines, kintsugi, stdout, tiny};
+
+/// A cluster that ends with this process.
+struct Cluster {
+    process: Child,
+    folder: PathBuf,
+}
+
+impl Cluster {
+    /// Starts a cluster. If that is impossible here, the test is skipped.
+    fn start(nodes: usize) -> Option<Self> {
+        if Command::new("mpirun.openmpi").arg("--version").output().is_err() {
+            skip(Need::OpenMpi, "there is no mpirun.openmpi");
+            return None;
+        }
+        let folder = std::env::temp_dir().join(format!("kintsugi-slurm-{}-{nodes}", std::process::id()));
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/slurm-cluster");
+        // It ends when its input ends, which is when this process ends, however it does.
+        let mut process = Command::new(script)
+            .arg(&folder)
+            .args([&nodes.to_string(), "16", "sh", "-c", "echo ready; cat >/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line == "ready\n" {
+            return Some(Cluster { process, folder });
+        }
+        let output = process.wait_with_output().unwrap();
+        let why = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+        skip(Need::Slurm, format!("no Slurm cluster can be started: {why}"));
+        None
+    }
+
+    /// A program in the network of the cluster, in a folder.
+    fn command(&self, work: &Path, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/proc/{}/ns/net", self.process.id()))
+            .arg(program)
+            .args(arguments)
+            .current_dir(work);
+        command.env("SLURM_CONF", self.folder.join("slurm.conf")).env_remove("COLUMNS");
+        // Nodes that are one machine: Open MPI's usual transport in a host does not work across them.
+        let open_mpi = [("btl", "self,tcp"), ("pml", "ob1"), ("btl_tcp_if_include", "lo")];
+        command.envs(open_mpi.map(|(name, value)| (format!("OMPI_MCA_{name}"), value)));
+        command.env("KINTSUGI_SECRET", "swordfish").env("HF_TOKEN", "swordfish");
+        command
+    }
+
+    /// What a program prints.
+    fn answer(&self, work: &Path, program: &str, arguments: &[&str]) -> String {
+        stdout(&self.command(work, program, arguments).output().unwrap())
+    }
+
+    /// Submits a run, as `chain` jobs. Gives their numbers.
+    fn submit(&self, work: &Path, options: &[&str], settings: &[&str]) -> Vec<String> {
+        let sets = settings.iter().flat_map(|setting| ["--set", setting]);
+        let launch = ["launch", "--slurm", "--site", "site.toml"];
+        let arguments: Vec<&str> =
+            launch.iter().chain(options).copied().chain(["train"]).chain(sets).collect();
+        let text = self.answer(work, env!("CARGO_BIN_EXE_kintsugi"), &arguments);
+        let (jobs, _) = text.split_once(" for ").unwrap();
+        jobs.split_once(' ').unwrap().1.split_once(' ').unwrap().1.split(", ").map(str::to_owned).collect()
+    }
+
+    /// The status of a run.
+    fn status(&self, work: &Path, out: &str) -> Value {
+        let text = self.answer(work, env!("CARGO_BIN_EXE_kintsugi"), &["status", "--json", out]);
+        let entries: Value = serde_json::from_str(&text).unwrap();
+        entries[0].clone()
+    }
+
+    /// Starts a job that was requeued. Slurm would let it wait for two minutes.
+    fn start_now(&self, work: &Path, job: &str) {
+        let id = format!("jobid={job}");
+        wait_for("the job in the queue", || {
+            let state =
+                self.answer(work, "squeue", &["--noheader", "--format=%T", "--states=all", "--jobs", job]);
+            let update =
+                || self.command(work, "scontrol", &["update", &id, "starttime=now"]).output().unwrap();
+            (state.trim() == "PENDING" && update().status.success()).then_some(())
+        });
+    }
+
+    /// Waits until all jobs of a run have ended, and gives its status.
+    fn wait_for_end(&self, work: &Path, out: &str) -> Value {
+        let over = ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"];
+        wait_for(&format!("the end of the jobs of {out}"), || {
+            let status = self.status(work, out);
+            let jobs = status["jobs"].as_array().unwrap();
+            let has_ended =
+                !jobs.is_empty() && jobs.iter().all(|job| over.contains(&job["state"].as_str().unwrap()));
+            has_ended.then_some(status)
+        })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        self.process.wait().ok();
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "{what} does not come");
+        sleep(Duration::from_millis(200));
+    }
+}
+
+/// Step, loss and norm of every step, in all their digits.
+fn losses(out: &Path) -> Vec<String> {
+    let line = |step: &Value| format!("{} {} {}", step["step"], step["loss"], step["grad_norm"]);
+    json_lines(&out.join("metrics.jsonl")).iter().map(line).collect()
+}
+
+/// Waits until a run has written some steps.
+fn wait_for_steps(out: &Path) {
+    wait_for(&format!("a step of {}", out.display()), || {
+        let metrics = fs::read_to_string(out.join("metrics.jsonl")).ok()?;
+        (metrics.lines().count() > 3).then_some(())
+    });
+}
+
+/// Whether any file below a folder has a text.
+fn has_text(folder: &Path, text: &[u8]) -> bool {
+    fs::read_dir(folder).unwrap().any(|entry| {
+        let path = entry.unwrap().path();
+        match fs::symlink_metadata(&path).unwrap().file_type() {
+            kind if kind.is_dir() => has_text(&path, text),
+            kind if kind.is_file() => {
+                fs::read(&path).unwrap().windows(text.len()).any(|window| window == text)
+            }
+            _ => false,
+        }
+    })
+}
+
+#[test]
+fn jobs_train_what_threads_train_and_survive_the_queue() {
+    let nodes = cases(2, 4);
+    let Some(cluster) = Cluster::start(nodes) else { return };
+    let work = &folder("slurm");
+    // Two ranks on every node; messages between nodes take a while, so that there is time to stop a run.
+    let dp = format!("parallel.dp={nodes}");
+    let batch = format!("batch.global={}", 2 * nodes);
+    let layout = ["parallel.tp=1", "parallel.pp=2", &dp, &batch, "cluster.per_node=2"];
+    let slow = "cluster.emulated.cluster={ latency = 0.02 }";
+    let common = ["optimizer.schedule=constant", "run.eval_every=0", "run.steps=40"];
+    let run = |more: &[&'static str]| -> Vec<&str> {
+        let fast = TINY.iter().chain(&layout).chain(&common).copied();
+        fast.chain([slow]).chain(more.iter().copied()).collect()
+    };
+    let site = "mpi = 'pmix'\nsignal = 55\n[environment]\nKINTSUGI_MPI = 'libmpi.so.40'\n";
+    fs::write(work.join("site.toml"), site).unwrap();
+
+    // The shortest time limit of Slurm is a minute, and Slurm looks at it every half a minute. It goes on meanwhile.
+    let limited = run(&["run.out=limited", "run.steps=1000000"]);
+    cluster.submit(work, &["--time", "1"], &limited);
+    let out = |name: &str| work.join(name);
+    let threads: Vec<&str> = run(&["run.out=threads"]).into_iter().filter(|set| *set != slow).collect();
+    stdout(&tiny(work, &["train"], &threads));
+    let reference = losses(&out("threads"));
+    assert_eq!(reference.len(), 40);
+
+    let cancelled = cluster.submit(work, &[], &run(&["run.out=cancelled run", "run.steps=1000000"]));
+    wait_for_steps(&out("cancelled run"));
+    cluster.answer(work, "scancel", &[&cancelled[0]]);
+    let status = cluster.wait_for_end(work, "cancelled run");
+    let step = status["step"].as_u64().unwrap();
+    let why = format!("stopped after step {step} by SIGTERM; job {} CANCELLED", cancelled[0]);
+    assert!(status["ended"].as_str().unwrap().starts_with(&why), "{status}");
+    assert_eq!(status["checkpoint"]["step"], step, "{status}");
+
+    let requeued = cluster.submit(work, &[], &run(&["run.out=requeued"]));
+    wait_for_steps(&out("requeued"));
+    cluster.answer(work, "scontrol", &["requeue", &requeued[0]]);
+    let saved = wait_for("a checkpoint", || cluster.status(work, "requeued")["checkpoint"]["step"].as_u64());
+    assert!(saved < 40, "it has finished before it was requeued");
+    cluster.start_now(work, &requeued[0]);
+
+    let chain = cluster.submit(work, &["--chain", "3"], &run(&["run.out=chain"]));
+    assert_eq!(chain.len(), 3);
+    wait_for_steps(&out("chain"));
+    // As at the time limit.
+    cluster.answer(work, "scancel", &["--signal=USR1", &chain[0]]);
+    let status = cluster.wait_for_end(work, "chain");
+    let states: Vec<&str> =
+        status["jobs"].as_array().unwrap().iter().map(|job| job["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["COMPLETED", "COMPLETED", "CANCELLED"], "{status}");
+    assert_eq!(status["ended"], "finished after step 40", "{status}");
+    assert_eq!(losses(&out("chain")), reference);
+    assert_eq!(json_lines(&out("chain/metrics.jsonl")).len(), 40);
+
+    assert_eq!(cluster.wait_for_end(work, "requeued")["ended"], "finished after step 40");
+    assert_eq!(losses(&out("requeued")), reference);
+    let log = fs::read_to_string(out(&format!("requeued/slurm-{}.log", requeued[0]))).unwrap();
+    assert!(log.contains("note     resumes after step"), "{log}");
+
+    if cases(false, true) {
+        a_lost_node_is_survived(
+            &cluster,
+            work,
+            &run(&["run.out=lost", "run.checkpoint_every=5"]),
+            &reference,
+        );
+    }
+    srun_trains_what_threads_train(&cluster, work, &threads, &reference, nodes);
+
+    let status = cluster.wait_for_end(work, "limited");
+    let step = status["step"].as_u64().unwrap();
+    let why = format!("stopped after step {step} by SIGUSR1, which Slurm sends before the time limit");
+    assert_eq!((status["ended"].as_str(), &status["checkpoint"]["step"]), (Some(&*why), &Value::from(step)));
+
+    // What Slurm stores has no secret, and nobody else reads what a run writes.
+    assert!(!has_text(&cluster.folder, b"swordfish"), "a secret of the shell is in Slurm's files");
+    for file in ["chain/metrics.jsonl", "chain/summary.json", &format!("requeued/slurm-{}.log", requeued[0])]
+    {
+        assert_eq!(fs::metadata(out(file)).unwrap().mode() & 0o077, 0, "{file}");
+    }
+}
+
+/// Slurm takes a node for lost and requeues the job. The ranks that are left find out by themselves.
+fn a_lost_node_is_survived(cluster: &Cluster, work: &Path, settings: &[&str], reference: &[String]) {
+    let jobs = cluster.submit(work, &[], settings);
+    wait_for("a checkpoint", || cluster.status(work, "lost")["checkpoint"]["step"].as_u64());
+    cluster.answer(work, "scontrol", &["update", "nodename=n2", "state=down", "reason=test"]);
+    cluster.start_now(work, &jobs[0]);
+    // Its daemon runs, so the node may have come back by itself. Then this is refused.
+    cluster.command(work, "scontrol", &["update", "nodename=n2", "state=resume"]).output().unwrap();
+    assert_eq!(cluster.wait_for_end(work, "lost")["ended"], "finished after step 40");
+    assert_eq!(losses(&work.join("lost")), *reference);
+}
+
+/// `srun kintsugi train` by itself, over both families of MPI.
+fn srun_trains_what_threads_train(
+    cluster: &Cluster,
+    work: &Path,
+    threads: &[&str],
+    reference: &[String],
+    nodes: usize,
+) {
+    for (need, plugin, library) in
+        [(Need::OpenMpi, "pmix", "libmpi.so.40"), (Need::Mpich, "pmi2", "libmpich.so.12")]
+    {
+        let (nodes, plugin) = (format!("--nodes={nodes}"), format!("--mpi={plugin}"));
+        let srun = [&nodes, "--ntasks-per-node=2", &plugin, env!("CARGO_BIN_EXE_kintsugi"), "train"];
+        let sets = threads.iter().flat_map(|setting| ["--set", setting]).chain(["--set", "run.out=srun"]);
+        let arguments: Vec<&str> = srun.into_iter().chain(sets).collect();
+        let ran = cluster.command(work, "srun", &arguments).env("KINTSUGI_MPI", library).output().unwrap();
+        if String::from_utf8_lossy(&ran.stderr).contains(&format!("cannot load {library}")) {
+            skip(need, format!("there is no {library}"));
+            continue;
+        }
+        stdout(&ran);
+        assert_eq!(losses(&work.join("srun")), *reference, "{library}");
+    }
+}
+
+#[test]
+fn mistakes_in_a_job_are_said_before_it_is_submitted() {
+    let work = folder("slurm-mistakes");
+    let error = |arguments: &[&str]| {
+        let output = kintsugi(&work, &[&["launch", "--slurm"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let site = work.join("site.toml");
+    fs::write(&site, "mpi = 'pmix'\nacount = 'x'\n").unwrap();
+    let unknown = error(&["--site", "site.toml", "train"]);
+    assert!(unknown.starts_with("error: --site site.toml: line 2: unknown field `acount`"), "{unknown}");
+    assert_eq!(
+        error(&["--site", "nowhere", "train"]),
+        "error: --site nowhere is neither a file nor a built-in site; the built-in ones are cpu, nvidia, frontier\n"
+    );
+    fs::write(&site, "mpi = 'pmix'\n").unwrap();
+    let uneven = error(&["--site", "site.toml", "train", "--set", "cluster.per_node=6"]);
+    assert!(uneven.starts_with("error: the 8 ranks of the configuration"), "{uneven}");
+    assert!(error(&["verify"]).starts_with("error: --slurm needs the command train"));
+    let time = error(&["--site", "site.toml", "--time", "soon", "train"]);
+    assert!(time.starts_with("error: --time = \"soon\" is not a time of Slurm"), "{time}");
+    let mut lonely = crate::support::command(&work, &["launch", "--slurm", "--site", "site.toml", "train"]);
+    let output = lonely.env("PATH", "/nowhere").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(2) && text.starts_with("error: there is no sbatch in PATH"),
+        "{text}"
+    );
+    fs::create_dir_all(work.join("out/checkpoints/step-00000001")).unwrap();
+    let earlier = error(&["--site", "site.toml", "train"]);
+    assert!(
+        earlier.contains("out has checkpoints of an earlier run; add --resume to continue it"),
+        "{earlier}"
+    );
+    let print =
+        kintsugi(&work, &["launch", "--slurm", "--print", "--site", "site.toml", "train", "--resume"]);
+    assert!(stdout(&print).contains("#SBATCH --nodes=1\n"));
+}
