@@ -25,6 +25,7 @@ use crate::signals::send;
 use descendants::{Process, descendants, kill_and_wait};
 use restarts::RestartableRun;
 use slurm::SlurmArguments;
+pub use slurm::plugin_of_mpi;
 use stop::StopRequests;
 
 /// Runs a command as processes, one per rank.

@@ -4,6 +4,7 @@ mod answer;
 mod candidates;
 mod learn;
 mod progress;
+mod steps;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -134,6 +135,8 @@ enum ExecutorName {
     Threads,
     /// Ranks are processes, by kintsugi launch
     Launch,
+    /// Ranks are processes of a Slurm allocation, by srun; trials run side by side on disjoint nodes
+    Srun,
     /// No run: the time that the profile --world predicts, with noise
     Simulated,
 }
@@ -156,6 +159,8 @@ Examples:
       settings that a strategy does not decide, too: every combination is tried as it is
   kintsugi tune run.toml --by energy --at-most-memory 60000000000
       the fewest joules per token in 60 GB
+  salloc --nodes=8 --exclusive kintsugi tune run.toml --executor srun --set cluster.per_node=8
+      in an allocation of Slurm: trials of two nodes run four at a time
   kintsugi tune run.toml --trials 40
       continues the tuning above, up to 40 trials
   kintsugi tune 175b.toml --executor simulated --world slow-links.toml
@@ -210,7 +215,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         simulated = Simulated { plan: &plan, noise: NOISE, seed: arguments.seed };
         &simulated
     } else {
-        processes = self::processes(arguments)?;
+        processes = self::processes(arguments, &candidates)?;
         processes.end_leftovers();
         &processes
     };
@@ -290,24 +295,30 @@ fn others(paths: &[PathBuf]) -> Result<Vec<Record>, Failure> {
     Ok(all)
 }
 
-fn processes(arguments: &Arguments) -> Result<Processes, Failure> {
-    let program = std::env::current_exe()
+fn processes(arguments: &Arguments, candidates: &Candidates) -> Result<Processes, Failure> {
+    let own = std::env::current_exe()
         .map_err(|error| Failure::run(ErrorContext::new("cannot find this program's own file", error)))?;
-    let launcher = match arguments.executor {
-        ExecutorName::Launch => ["launch", "--ranks", "{ranks}"].map(str::to_owned).to_vec(),
-        ExecutorName::Threads | ExecutorName::Simulated => Vec::new(),
-    };
     let left = || host::memory().map(|bound| bound.bytes / 10 * 9);
-    Ok(Processes {
-        program,
-        launcher,
+    let processes = Processes {
+        program: own,
+        launcher: Vec::new(),
+        nodes: None,
+        slots: 1,
         folder: trials_folder(&arguments.out),
         warm_up: arguments.warm_up as usize,
         steps: arguments.steps as usize,
         deadline: Duration::from_secs_f64(arguments.deadline),
         memory: arguments.memory.or_else(left),
         stop: stop_on_signal()?,
-    })
+    };
+    match arguments.executor {
+        ExecutorName::Launch => {
+            let launcher = ["launch", "--ranks", "{ranks}"].map(str::to_owned).to_vec();
+            Ok(Processes { launcher, ..processes })
+        }
+        ExecutorName::Srun => steps::with_steps(processes, arguments, candidates),
+        ExecutorName::Threads | ExecutorName::Simulated => Ok(processes),
+    }
 }
 
 /// What is tuned, in lines.

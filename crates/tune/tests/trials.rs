@@ -50,6 +50,8 @@ fn processes(folder: &Path) -> Processes {
     Processes {
         program,
         launcher: Vec::new(),
+        nodes: None,
+        slots: 1,
         folder: folder.join("trials"),
         warm_up: 1,
         steps: 3,

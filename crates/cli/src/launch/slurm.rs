@@ -184,7 +184,7 @@ fn resumed(command: &[String]) -> Vec<String> {
 }
 
 /// The plugin of srun for the MPI that ranks would load on this machine.
-fn plugin_of_mpi() -> Result<&'static str, Failure> {
+pub fn plugin_of_mpi() -> Result<&'static str, Failure> {
     match Mpi::find() {
         Ok((_, Abi::Mpich, _)) => Ok("pmi2"),
         Ok((_, Abi::OpenMpi | Abi::Standard, _)) => Ok("pmix"),

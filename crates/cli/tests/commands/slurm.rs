@@ -281,6 +281,50 @@ fn srun_trains_what_threads_train(
 }
 
 #[test]
+fn trials_of_a_tuning_run_side_by_side_in_an_allocation() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let work = &folder("slurm-tune");
+    let sets = TINY.iter().chain(&["parallel.dp=2", "parallel.tp=1", "parallel.pp=1", "cluster.per_node=2"]);
+    let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
+    let tune = [
+        "--nodes=2",
+        "--exclusive",
+        env!("CARGO_BIN_EXE_kintsugi"),
+        "tune",
+        "--executor",
+        "srun",
+        "--trials",
+        "4",
+    ];
+    let space = [
+        "--warm-up",
+        "1",
+        "--steps",
+        "30",
+        "--space",
+        "parallel.schedule=1f1b",
+        "--space",
+        "sharding.zero=0,1",
+    ];
+    let arguments: Vec<&str> = tune.into_iter().chain(space).chain(sets).collect();
+    let mut salloc = cluster.command(work, "salloc", &arguments);
+    stdout(&salloc.env("SLURM_MPI_TYPE", "pmix").env("KINTSUGI_MPI", "libmpi.so.40").output().unwrap());
+    let trials = json_lines(&work.join("tuning/trials.jsonl"));
+    // A trial is stopped if its steps are slower than those of the best. On busy cores that is any of them.
+    let is_measured = |trial: &Value| trial["outcome"] == "finished" || trial["outcome"] == "stopped";
+    assert!(trials.len() == 4 && trials.iter().all(is_measured), "{trials:?}");
+    let times = |trial: &Value| {
+        let end = trial["ended"].as_f64().unwrap();
+        (end - trial["wall_s"].as_f64().unwrap(), end)
+    };
+    let (one, two) = (times(&trials[0]), times(&trials[1]));
+    assert!(one.0 < two.1 && two.0 < one.1, "the first two trials do not overlap: {one:?}, {two:?}");
+    let outside = kintsugi(work, &["tune", "--executor", "srun"]);
+    let text = String::from_utf8_lossy(&outside.stderr).into_owned();
+    assert!(outside.status.code() == Some(2) && text.contains("needs an allocation of Slurm"), "{text}");
+}
+
+#[test]
 fn mistakes_in_a_job_are_said_before_it_is_submitted() {
     let work = folder("slurm-mistakes");
     let error = |arguments: &[&str]| {

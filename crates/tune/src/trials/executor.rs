@@ -45,6 +45,16 @@ pub enum ExecutorError {
     /// The tuning was asked to stop.
     #[error("the tuning was stopped")]
     Stopped,
+    /// The allocation has too few nodes for the trial.
+    #[error(
+        "trial {trial} needs {nodes} nodes, and the allocation has fewer; restrict the space, or ask for more nodes"
+    )]
+    Nodes {
+        /// Its number.
+        trial: usize,
+        /// Its nodes.
+        nodes: usize,
+    },
     /// A file of the trial cannot be written.
     #[error("cannot write {path}: {error}")]
     Write {

@@ -32,6 +32,13 @@ pub fn kill(id: u32) {
     }
 }
 
+/// Asks a process to end.
+pub fn terminate(id: u32) {
+    if let Some(id) = i32::try_from(id).ok().and_then(Pid::from_raw) {
+        kill_process(id, Signal::TERM).ok();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;

@@ -18,16 +18,22 @@ use kintsugi_run::files::METRICS;
 
 use super::executor::{Executor, ExecutorError, TrialReport, TrialRequest};
 use super::measure::{Measurement, StepTimes};
+use super::nodes::{NodeLease, NodePool};
 use super::proc;
 use super::record::{Ending, LONGEST_MESSAGE};
 
 /// Runs each trial in a process, or in one process for each rank.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Processes {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments before `train`, where `{ranks}` is the number of ranks; none if ranks are threads.
+    /// Its arguments before `train`; none if ranks are threads. `{ranks}` is the number of ranks, `{nodes}` that of their nodes,
+    /// and `{nodelist}` the names of these.
     pub launcher: Vec<String>,
+    /// The nodes of the allocation, if the program is srun. Trials run side by side on them.
+    pub nodes: Option<NodePool>,
+    /// How many trials run at the same time.
+    pub slots: usize,
     /// The folder of the trials' files.
     pub folder: PathBuf,
     /// Steps to run before the measured ones.
@@ -42,6 +48,8 @@ pub struct Processes {
     pub stop: Arc<AtomicBool>,
 }
 
+/// How long srun may take to end the ranks of its step, which it does when it is asked to end. If it is killed, they go on.
+const END_OF_STEP: Duration = Duration::from_secs(10);
 /// The time between two looks at a process.
 const POLL: Duration = Duration::from_millis(20);
 /// The time between two looks at all processes of the machine.
@@ -52,21 +60,45 @@ const STEPS_BEFORE_STOP: usize = 2;
 const REFUSED: i32 = 2;
 
 impl Executor for Processes {
+    fn slots(&self) -> usize {
+        self.slots
+    }
+
     fn run(&self, request: &TrialRequest) -> Result<TrialReport, ExecutorError> {
         let folder = self.folder.join(format!("{:04}", request.trial));
-        self.end_leftovers();
-        let mut trial = RunningTrial::start(self, request, &folder)?;
+        if self.slots == 1 {
+            self.end_leftovers();
+        }
+        let lease = self.nodes.as_ref().map(|pool| self.lease(pool, request)).transpose()?;
+        let mut trial = RunningTrial::start(self, request, &folder, lease.as_ref())?;
         let ended = trial.watch(self, request)?;
         Ok(trial.report(self, &ended))
     }
 }
 
 impl Processes {
-    /// Kills what earlier trials in this folder left running.
+    /// Ends what earlier trials in this folder left running.
     pub fn end_leftovers(&self) {
-        if let Ok(folder) = self.folder.canonicalize() {
-            proc::naming(&folder.display().to_string()).into_iter().for_each(proc::kill);
+        let Ok(folder) = self.folder.canonicalize() else { return };
+        let left = || proc::naming(&folder.display().to_string());
+        if self.nodes.is_some() {
+            left().into_iter().for_each(proc::terminate);
+            let begun = Instant::now();
+            while !left().is_empty() && begun.elapsed() < END_OF_STEP {
+                thread::sleep(POLL);
+            }
         }
+        left().into_iter().for_each(proc::kill);
+    }
+
+    /// Nodes for a trial, when they are free.
+    fn lease<'a>(&self, pool: &'a NodePool, request: &TrialRequest) -> Result<NodeLease<'a>, ExecutorError> {
+        let is_stopped = || self.stop.load(Ordering::Relaxed);
+        pool.take(request.ranks, is_stopped).ok_or_else(|| {
+            let nodes = pool.nodes_for(request.ranks);
+            let too_few = ExecutorError::Nodes { trial: request.trial, nodes };
+            if is_stopped() { ExecutorError::Stopped } else { too_few }
+        })
     }
 }
 
@@ -85,10 +117,17 @@ struct RunningTrial {
     folder: PathBuf,
     begun: Instant,
     metrics: StepTimes,
+    /// Whether the process is srun, which ends its step when it is asked to end.
+    is_step: bool,
 }
 
 impl RunningTrial {
-    fn start(settings: &Processes, request: &TrialRequest, folder: &Path) -> Result<Self, ExecutorError> {
+    fn start(
+        settings: &Processes,
+        request: &TrialRequest,
+        folder: &Path,
+        lease: Option<&NodeLease>,
+    ) -> Result<Self, ExecutorError> {
         let failed = |error| ExecutorError::write(folder, error);
         match fs::remove_dir_all(folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -102,7 +141,11 @@ impl RunningTrial {
         let run = folder.join("run");
         let mut command = Command::new(&settings.program);
         let ranks = request.ranks.to_string();
-        command.args(settings.launcher.iter().map(|word| word.replace("{ranks}", &ranks)));
+        let names = lease.map_or(&[][..], |lease| &lease.names);
+        let (nodes, nodelist) = (names.len().to_string(), names.join(","));
+        command.args(settings.launcher.iter().map(|word| {
+            word.replace("{ranks}", &ranks).replace("{nodes}", &nodes).replace("{nodelist}", &nodelist)
+        }));
         command.arg("train").arg(&config);
         let steps = settings.warm_up + settings.steps;
         for set in [
@@ -121,7 +164,7 @@ impl RunningTrial {
             error,
         })?;
         let metrics = StepTimes::new(run.join(METRICS));
-        Ok(RunningTrial { child, folder, begun: Instant::now(), metrics })
+        Ok(RunningTrial { child, folder, begun: Instant::now(), metrics, is_step: lease.is_some() })
     }
 
     /// Waits for the end of the process, or ends it.
@@ -171,6 +214,13 @@ impl RunningTrial {
     }
 
     fn kill(&mut self) {
+        if self.is_step && matches!(self.child.try_wait(), Ok(None)) {
+            proc::terminate(self.child.id());
+            let begun = Instant::now();
+            while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < END_OF_STEP {
+                thread::sleep(POLL);
+            }
+        }
         self.child.kill().ok();
         self.processes().into_iter().for_each(proc::kill);
         self.child.wait().ok();
