@@ -9,7 +9,6 @@ use kintsugi_plan::config::{ConfigSource, Key, keys};
 use kintsugi_plan::{
     Axis, Data, LossScale, MAX_PARTS, Mesh, Part, Plan, Quantized, SecondaryUse, Sharding, Span, When,
 };
-use kintsugi_spec::presets;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -132,7 +131,7 @@ fn plan_of(mut record: Value) -> Result<Plan, String> {
     if is_demo {
         plan.data = Data::Demo;
     }
-    if let Some(name) = name.as_ref().and_then(Value::as_str).filter(|name| presets::model(name).is_ok()) {
+    if let Some(name) = name.as_ref().and_then(Value::as_str) {
         name.clone_into(&mut plan.model.name);
     }
     Ok(plan)
@@ -404,8 +403,11 @@ mod tests {
     }
 
     #[test]
-    fn a_preset_that_is_gone_leaves_a_custom_model() {
+    fn a_name_need_not_be_that_of_a_preset() {
         let plan = read(&FORMAT.replace("\"custom\"", "\"of-old\"")).expect("a plan");
-        assert_eq!(plan.model.name, "custom");
+        assert_eq!(plan.model.name, "of-old");
+        let plan = ConfigSource::demo().set("model.name=my model").plan().expect("a legal config");
+        let written = serialize(&plan, serde_json::value::Serializer).expect("JSON").to_string();
+        assert_eq!(read(&written).expect("a plan"), plan);
     }
 }

@@ -2,7 +2,8 @@
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::time;
+use kintsugi_simulate::{Coverage, check_planned, planned_device, predict, time};
+use kintsugi_spec::{Hardware, presets};
 
 const BASE: &[&str] =
     &["model.preset=gpt-1.3b", "batch.sequence=2048", "cluster.preset=h100", "precision.compute=bf16"];
@@ -132,5 +133,32 @@ fn every_micro_batch_takes_time_however_often_the_pipeline_is_drained() {
         };
         let times: Vec<f64> = (1..=9).map(|n| with(n * step)).collect();
         assert!(times.is_sorted_by(|a, b| a < b), "{schedule}: {times:?}");
+    }
+}
+
+/// Nobody has measured most of these machines. So the test asks for what no data sheet and no guess may break.
+#[test]
+fn every_cluster_times_a_model_between_its_bytes_and_its_peak() {
+    for preset in presets::CLUSTERS.iter().filter(|preset| preset.name != "local") {
+        let cluster = format!("cluster.preset={}", preset.name);
+        let source = ConfigSource::text("model.preset = \"llama3.2-1b\"").sets([
+            &*cluster,
+            "cluster.nodes=2",
+            "sharding.zero=1",
+            "precision.compute=bf16",
+            "batch.sequence=2048",
+        ]);
+        let plan = source.plan().unwrap_or_else(|error| panic!("{}: {error}", preset.name));
+        let device = &plan.cluster.device;
+        let peak = device.peak_16bit.or(device.peak_fp32).expect("a data sheet has a peak");
+        let step = time(&plan).expect("the device's speed is known").step_s;
+        let share = plan.flops().model / plan.mesh.ranks() as f64 / step / peak;
+        assert!((0.001..device.matmul.unwrap()).contains(&share), "{}: {share} of the peak", preset.name);
+        let stages = predict(&plan, planned_device(&plan, plan.mesh.ranks(), 48), Coverage::ShortStep).stages;
+        let fits = check_planned(&plan, &stages, None);
+        assert_eq!(fits.is_err(), device.kind == Some(Hardware::Cpu), "{}: {fits:?}", preset.name);
+        if let Err(misfit) = fits {
+            assert!(misfit.to_string().contains(&device.name), "{misfit}");
+        }
     }
 }

@@ -37,7 +37,7 @@ impl Activation {
 /// The shape of a model, fully resolved: no field is left to a default.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelSpec {
-    /// The preset's name, or `"custom"`.
+    /// `model.name`: by default the preset's name, or `"custom"`.
     pub name: String,
     /// The family, which decides the features.
     pub family: Family,

@@ -7,6 +7,8 @@
 pub struct Preset {
     /// The name in `model.preset` or `cluster.preset`.
     pub name: &'static str,
+    /// The preset whose keys hold where this one has none.
+    pub base: Option<&'static str>,
     /// Its TOML text.
     pub text: &'static str,
 }
@@ -22,19 +24,28 @@ pub struct UnknownPreset {
 }
 
 macro_rules! presets {
-    ($folder:literal: $($name:literal),+) => {
-        &[$(Preset { name: $name, text: include_str!(concat!("../presets/", $folder, "/", $name, ".toml")) }),+]
+    ($folder:literal: $($name:literal $(over $base:literal)?),+) => {
+        &[$(Preset {
+            name: $name,
+            base: presets!(@base $($base)?),
+            text: include_str!(concat!("../presets/", $folder, "/", $name, ".toml")),
+        }),+]
     };
+    (@base) => { None };
+    (@base $base:literal) => { Some($base) };
 }
 
 /// The models, from small to large within each family.
 pub const MODELS: &[Preset] = presets!("models":
     "demo", "gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "gpt-22b", "gpt-175b", "gpt-1t", "neox-20b",
-    "llama2-7b", "llama3-8b", "llama3-70b", "llama3.1-8b");
+    "llama2-7b", "llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.1-405b", "llama3.2-1b", "llama3.2-3b", "nemotron4-15b",
+    "nemotron4-340b");
 
-/// The clusters.
-pub const CLUSTERS: &[Preset] =
-    presets!("clusters": "local", "frontier", "v100", "a100", "h100", "h200", "b200");
+/// The clusters: this machine, nodes of one device each, and machines of a facility over these.
+pub const CLUSTERS: &[Preset] = presets!("clusters":
+    "local", "frontier", "v100", "a100", "h100", "h200", "b200", "mi300x", "perlmutter" over "a100", "leonardo" over "a100",
+    "alps" over "h100", "jupiter" over "h100", "dgx-h100-superpod" over "h100", "lumi" over "frontier", "summit" over "v100",
+    "supermuc-ng");
 
 /// The frameworks.
 pub const FRAMEWORKS: &[Preset] = presets!("frameworks":
@@ -56,6 +67,14 @@ pub fn framework(name: &str) -> Result<Preset, UnknownPreset> {
     find(FRAMEWORKS, name)
 }
 
+/// A cluster and those that it is based on, the outermost base first.
+pub fn cluster_layers(name: &str) -> Result<Vec<Preset>, UnknownPreset> {
+    let preset = cluster(name)?;
+    let mut layers = preset.base.map(cluster_layers).transpose()?.unwrap_or_default();
+    layers.push(preset);
+    Ok(layers)
+}
+
 fn find(presets: &[Preset], name: &str) -> Result<Preset, UnknownPreset> {
     presets.iter().find(|preset| preset.name == name).copied().ok_or_else(|| UnknownPreset {
         name: name.to_owned(),
@@ -73,6 +92,7 @@ mod tests {
             for preset in presets {
                 let text: toml::Table = toml::from_str(preset.text).expect(preset.name);
                 assert!(text[table].is_table(), "{}", preset.name);
+                assert!(preset.base.is_none_or(|base| presets.iter().any(|other| other.name == base)));
             }
         }
     }
@@ -82,7 +102,8 @@ mod tests {
         assert_eq!(model("gpt-175b").unwrap().name, "gpt-175b");
         assert_eq!(
             cluster("fronteir").unwrap_err().to_string(),
-            "\"fronteir\" is not a preset; the presets are local, frontier, v100, a100, h100, h200, b200"
+            "\"fronteir\" is not a preset; the presets are local, frontier, v100, a100, h100, h200, b200, mi300x, perlmutter, \
+             leonardo, alps, jupiter, dgx-h100-superpod, lumi, summit, supermuc-ng"
         );
     }
 }

@@ -18,8 +18,8 @@ impl ConfigSource {
     }
 
     /// Writes `model`, the model of the weights folder, into the configuration's text, and its longest sample as the sequence
-    /// if the configuration has none. Keys of the model that the configuration sets must agree with it; only padding and a
-    /// smaller number of positions may differ.
+    /// if the configuration has none. Keys of the model that the configuration sets must agree with it; only the name, padding
+    /// and a smaller number of positions may differ.
     pub fn with_init_model(mut self, model: &ModelSpec) -> Result<Self, ConfigError> {
         let mut table = layers::file(&self)?;
         let merged = Layers::read_without_profile(&self)?.merged;
@@ -53,10 +53,10 @@ impl ConfigSource {
     }
 }
 
-/// Padding depends on the layout, unused positions can be dropped, and loaded weights need no initial values.
+/// A name is free, padding depends on the layout, unused positions can be dropped, and loaded weights need no initial values.
 fn may_differ(model: &ModelSpec, key: &str, given: &Value) -> bool {
     let fewer = given.as_integer().is_some_and(|given| given as usize <= model.positions);
-    ["vocab_multiple", "init_std"].contains(&key)
+    ["name", "vocab_multiple", "init_std"].contains(&key)
         || (key == "positions" && (fewer || !model.has_learned_positions()))
 }
 

@@ -58,8 +58,11 @@ tables! {
 table! {
     RawModel in "model" {
         /// `demo`, `gpt2-124m`, `gpt2-1558m`, `gpt-1.3b`, `gpt-1.4b`, `gpt-22b`, `gpt-175b`, `gpt-1t`, `neox-20b`,
-        /// `llama2-7b`, `llama3-8b`, `llama3-70b`, `llama3.1-8b`
+        /// `llama2-7b`, `llama3-8b`, `llama3-70b`, `llama3.1-8b`, `llama3.1-405b`, `llama3.2-1b`, `llama3.2-3b`,
+        /// `nemotron4-15b`, `nemotron4-340b`
         preset: String, else "none";
+        /// what plans, reports and pages call the model; not the name of another preset
+        name: String, else "that of the preset, else `\"custom\"`";
         /// `"gpt"` (learned positions, biases), `"neox"` (rotary positions, biases), `"llama"` (RMSNorm, rotary
         /// positions, no biases)
         family: Family, default Family::Gpt;
@@ -257,7 +260,8 @@ table! {
 table! {
     RawCluster in "cluster" {
         /// `"local"` (as many ranks as the layout has, in one node), `"frontier"`, `"v100"`, `"a100"`, `"h100"`,
-        /// `"h200"`, `"b200"`
+        /// `"h200"`, `"b200"`, `"mi300x"`, `"perlmutter"`, `"leonardo"`, `"alps"`, `"jupiter"`, `"dgx-h100-superpod"`,
+        /// `"lumi"`, `"summit"`, `"supermuc-ng"`
         preset: String, else "`\"local\"`";
         /// a file with a `[cluster]` table that overrides the preset: your own cluster, or what `calibrate` measured.
         /// `--profile` does the same. See [clusters](clusters.md)

@@ -128,14 +128,13 @@ fn data_layer(source: &ConfigSource) -> Table {
 fn preset_layers(given: &RawConfig) -> Result<Vec<(&'static str, Table)>, ConfigError> {
     let error = |field| move |unknown| ConfigError::Preset { field, unknown };
     let model = given.model.preset.as_deref().map(presets::model).transpose();
-    let cluster = cluster::preset(&given.cluster).map(presets::cluster).transpose();
+    let cluster = cluster::preset(&given.cluster).map(presets::cluster_layers).transpose();
     let framework = given.framework.preset.as_deref().map(presets::framework).transpose();
-    let named = [
-        model.map_err(error("model.preset"))?,
-        cluster.map_err(error("cluster.preset"))?,
-        framework.map_err(error("framework.preset"))?,
-    ];
-    named.into_iter().flatten().map(|preset| Ok((preset.name, parse(preset.text, preset.name)?))).collect()
+    let model = model.map_err(error("model.preset"))?;
+    let cluster = cluster.map_err(error("cluster.preset"))?.unwrap_or_default();
+    let framework = framework.map_err(error("framework.preset"))?;
+    let named = model.into_iter().chain(cluster).chain(framework);
+    named.map(|preset| Ok((preset.name, parse(preset.text, preset.name)?))).collect()
 }
 
 pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {

@@ -1,7 +1,8 @@
 //! The model of a configuration: the family supplies defaults, then the shape is checked.
 
-use kintsugi_spec::{Activation, Family, Features, ModelSpec, Positions, RotaryScaling};
+use kintsugi_spec::{Activation, Family, Features, ModelSpec, Positions, RotaryScaling, presets};
 
+use super::cluster::CUSTOM;
 use super::error::{ConfigError, between, either, invalid, within};
 use super::keys::RawModel;
 use crate::divisors;
@@ -14,7 +15,7 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
     let hidden = required("model.hidden", raw.hidden()?)?;
     let heads = required("model.heads", raw.heads()?)?;
     let model = ModelSpec {
-        name: raw.preset.clone().unwrap_or_else(|| "custom".to_owned()),
+        name: name(raw)?,
         family,
         layers,
         hidden,
@@ -67,6 +68,25 @@ fn rotary_scaling(scaling: RotaryScaling, features: &Features) -> Result<RotaryS
         return Err(invalid("model.rotary_scaling.high", scaling.high, rule));
     }
     Ok(scaling)
+}
+
+/// A preset keeps its name to itself, so that a written plan resolves to the same model.
+fn name(raw: &RawModel) -> Result<String, ConfigError> {
+    let Some(name) = &raw.name else {
+        return Ok(raw.preset.clone().unwrap_or_else(|| CUSTOM.to_owned()));
+    };
+    let shown = format!("\"{name}\"");
+    if name.is_empty() {
+        return Err(invalid("model.name", shown, "must not be empty"));
+    }
+    if raw.preset.as_ref() != Some(name) && presets::model(name).is_ok() {
+        return Err(invalid(
+            "model.name",
+            shown,
+            "is the name of a preset; choose another, or give model.preset",
+        ));
+    }
+    Ok(name.clone())
 }
 
 fn required(field: &'static str, value: Option<usize>) -> Result<usize, ConfigError> {

@@ -1,6 +1,6 @@
 //! Writes a plan as a configuration with every key.
 
-use kintsugi_spec::{ClusterSpec, Level, LinkSpec, ModelSpec};
+use kintsugi_spec::{ClusterSpec, Level, LinkSpec, ModelSpec, presets};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::Table;
@@ -54,11 +54,11 @@ fn preset(name: &str) -> Option<String> {
     (name != CUSTOM).then(|| name.to_owned())
 }
 
-/// A model with every key except `init`.
+/// A model with every key except `init`, and with the preset instead of the name if it has that of a preset.
 pub(super) fn model(model: &ModelSpec) -> RawModel {
-    let mut table = Table::try_from(model).expect("a model is made of numbers and words");
-    table.remove("name");
-    RawModel { preset: preset(&model.name), ..same_keys(&table) }
+    let name = Some(model.name.clone()).filter(|name| name != CUSTOM);
+    let (preset, name) = if presets::model(&model.name).is_ok() { (name, None) } else { (None, name) };
+    RawModel { preset, name, ..same_keys(model) }
 }
 
 pub(super) fn parallel(plan: &Plan) -> RawParallel {

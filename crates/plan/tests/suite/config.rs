@@ -143,10 +143,52 @@ fn presets_have_their_published_numbers_of_parameters() {
         ("llama2-7b", 6_738_415_616),
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
+        ("llama3.1-405b", 405_853_388_800),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
     ];
     for (name, count) in published {
         assert_eq!(preset(name, &[]).parameter_count(), count, "{name}");
     }
+    // arXiv 2402.16819 and 2406.11704 give the embeddings and the rest in billions; the presets have biases besides.
+    for (name, billions) in [("nemotron4-15b", 3.2 + 12.5), ("nemotron4-340b", 9.4 + 331.6)] {
+        let count = preset(name, &[]).parameter_count() as f64;
+        assert!((count / 1e9 - billions).abs() < 0.1, "{name}: {count}");
+    }
+}
+
+#[test]
+fn a_model_has_a_name_of_its_own() {
+    let named = preset("llama3-8b", &["model.name=ours", "model.layers=30"]);
+    assert_eq!((named.model.name.as_str(), named.model.layers), ("ours", 30));
+    assert_eq!(ConfigSource::text(named.to_toml()).plan(), Ok(named));
+    assert_eq!(preset("llama3-8b", &["model.name=llama3-8b"]).model.name, "llama3-8b");
+    let refused = |name: &str| {
+        let source = ConfigSource::text("model.preset = \"demo\"").set(format!("model.name={name}"));
+        source.plan().unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("llama3-8b"),
+        "model.name = \"llama3-8b\" is the name of a preset; choose another, or give model.preset"
+    );
+    assert_eq!(refused("''"), "model.name = \"\" must not be empty");
+}
+
+#[test]
+fn a_cluster_has_the_keys_of_the_one_that_it_is_based_on() {
+    let cluster = |name: &str| preset("demo", &[&format!("cluster.preset={name}")]).cluster;
+    let (alps, h100) = (cluster("alps"), cluster("h100"));
+    assert_eq!((alps.name.as_str(), alps.nodes, alps.topology.per_node), ("alps", Some(2688), Some(4)));
+    assert_eq!(
+        (alps.device.peak_16bit, alps.device.attention),
+        (h100.device.peak_16bit, h100.device.attention)
+    );
+    assert_eq!(alps.links[0].latency, h100.links[0].latency);
+    let lumi = cluster("lumi");
+    assert_eq!((lumi.graph, lumi.nodes), (cluster("frontier").graph, Some(2978)));
+    let source = ConfigSource::text("model.preset = \"demo\"");
+    let error = source.sets(["cluster.preset=perlmutter", "cluster.nodes=1537"]).plan().unwrap_err();
+    assert_eq!(error.to_string(), "cluster.nodes = 1537 is more than the 1536 nodes of perlmutter");
 }
 
 /// The log that the authors of arXiv 2312.12705 published has these numbers of parameters per tp rank.

@@ -34,7 +34,7 @@ const SETS: &[&[&str]] = &[
     &["batch.micro={ size = 2 }"],
     // Words.
     &["model.preset=gpt-176b"],
-    &["cluster.preset=summit"],
+    &["cluster.preset=sierra"],
     &["cluster.preset=custom"],
     &["model.family=gptj"],
     &["parallel.schedule=1fb1"],

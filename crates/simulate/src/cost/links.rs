@@ -451,6 +451,12 @@ mod tests {
         assert_eq!(over(&[0, 1, 2, 3]), Some(100.0));
         assert_eq!(over(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(100.0));
         assert_eq!(over(&[0, 3]), None, "no wire joins them");
+        // Wires that are listed one by one serve different rings: all links of a node of four GPUs.
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"perlmutter\"";
+        let cluster = ConfigSource::text(file).plan().unwrap().cluster;
+        let over =
+            |members: &[usize]| rings::bandwidth(&cluster, members, 1, 4).map(|bandwidth| bandwidth / 1e9);
+        assert_eq!([over(&[0, 1]), over(&[0, 1, 2]), over(&[0, 1, 2, 3])], [100.0, 200.0, 300.0].map(Some));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use kintsugi_spec::{ClusterSpec, Level};
 
 /// Bytes per second, in both directions, around the best rings over the members of a group inside a node. Each member also
-/// has the wires of the ranks between itself and the next member. `None` if no wires close a ring.
+/// has the wires of the ranks between itself and the next member. A ring takes one wire of each hop, so wires that are listed
+/// one by one serve different rings. `None` if no wires close a ring.
 pub fn bandwidth(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize) -> Option<f64> {
     let n = members.len();
     let side =
@@ -19,9 +20,12 @@ pub fn bandwidth(cluster: &ClusterSpec, members: &[usize], stride: usize, per_no
         return Some(between[0][1]).filter(|&bandwidth| bandwidth > 0.0);
     }
     let rings = cluster.link(Level::Node).and_then(|link| link.rings).unwrap_or(1);
+    let widest_wire = cluster.graph.iter().map(|wire| wire.bandwidth).fold(0.0, f64::max);
+    let most = widest_wire * (stride * stride) as f64;
     let mut total = 0.0;
     for _ in 0..rings {
         let Some((least, ring)) = widest_ring(&between) else { break };
+        let least = least.min(most);
         total += 2.0 * least;
         for (&a, &b) in ring.iter().zip(ring.iter().cycle().skip(1)) {
             between[a][b] -= least;
