@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kintsugi_gpu::NvmlDevice;
+use kintsugi_gpu::PowerMeter;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use super::products::{self, ProductTypes};
@@ -13,7 +13,7 @@ use super::{Patience, Progress};
 /// A device that is being measured.
 pub struct Bench<'a> {
     pub backend: &'a dyn Backend,
-    nvml: Option<&'a NvmlDevice>,
+    meter: Option<&'a dyn PowerMeter>,
     patience: Patience,
     on_progress: Box<dyn FnMut(Progress) + 'a>,
     progress: Progress,
@@ -22,13 +22,13 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     pub fn new(
         backend: &'a dyn Backend,
-        nvml: Option<&'a NvmlDevice>,
+        meter: Option<&'a dyn PowerMeter>,
         patience: Patience,
         on_progress: impl FnMut(Progress) + 'a,
         all: usize,
     ) -> Self {
         let on_progress = Box::new(on_progress);
-        Bench { backend, nvml, patience, on_progress, progress: Progress { done: 0, all } }
+        Bench { backend, meter, patience, on_progress, progress: Progress { done: 0, all } }
     }
 
     /// A buffer of numbers that look like activations: of both signs, none zero, no two rows alike.
@@ -99,15 +99,15 @@ impl<'a> Bench<'a> {
     pub fn idle_power(&mut self) -> Option<f64> {
         self.backend.synchronize();
         thread::sleep(Duration::from_secs(2));
-        self.nvml?.power()
+        self.meter?.power()
     }
 
     /// Mean watts while `work` runs.
     pub fn watts(&mut self, work: impl FnOnce(&mut Self)) -> Option<f64> {
-        let before = self.nvml.and_then(NvmlDevice::energy);
+        let before = self.meter.and_then(PowerMeter::energy);
         let begun = Instant::now();
         work(self);
-        let (after, seconds) = (self.nvml.and_then(NvmlDevice::energy)?, begun.elapsed().as_secs_f64());
+        let (after, seconds) = (self.meter.and_then(PowerMeter::energy)?, begun.elapsed().as_secs_f64());
         Some((after - before?) / seconds)
     }
 

@@ -8,7 +8,6 @@ use std::{io, thread};
 
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Collective, Communicator, Connection, RankFailure, World, WorldOptions};
-use kintsugi_gpu::CudaBackend;
 use kintsugi_plan::{Axis, Group, Mesh, Span};
 use kintsugi_spec::{EmulatedLinks, Topology};
 use kintsugi_tensor::cpu::CpuBackend;
@@ -138,7 +137,7 @@ impl<'a> Bench<'a> {
         let backend: Rc<dyn Backend> = match connection {
             Connection::Nccl(place) => {
                 let bytes = largest as u64 + DEVICE_BYTES;
-                let made = CudaBackend::new(place.gpu, bytes, false);
+                let made = place.platform.backend(place.gpu, bytes, false);
                 Rc::new(made.map_err(|error| RankFailure::new(rank, "its start", error.to_string()))?)
             }
             Connection::Threads | Connection::Mpi(_) => Rc::new(CpuBackend::new(Rc::new(Heap::default()), 1)),

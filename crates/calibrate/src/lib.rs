@@ -21,7 +21,7 @@ pub use shapes::{Rows, Shapes};
 
 use std::time::Duration;
 
-use kintsugi_gpu::NvmlDevice;
+use kintsugi_gpu::PowerMeter;
 use kintsugi_spec::{AttentionPoint, DeviceSpec, ProductPoint};
 use kintsugi_tensor::Backend;
 
@@ -50,17 +50,17 @@ pub struct Progress {
     pub all: usize,
 }
 
-/// Measures a device. Its name, its memory and its data-sheet figures are taken from `known`. `nvml` reads the device's
+/// Measures a device. Its name, its memory and its data-sheet figures are taken from `known`. `meter` reads the device's
 /// power, if NVML is available.
 pub fn calibrate(
     backend: &dyn Backend,
-    nvml: Option<&NvmlDevice>,
+    meter: Option<&dyn PowerMeter>,
     shapes: &Shapes,
     patience: Patience,
     known: DeviceSpec,
     on_progress: impl FnMut(Progress),
 ) -> DeviceSpec {
-    let mut bench = Bench::new(backend, nvml, patience, on_progress, shapes.count());
+    let mut bench = Bench::new(backend, meter, patience, on_progress, shapes.count());
     let power_idle = bench.idle_power().or(known.power_idle);
     let launch = bytes::launch(&mut bench);
     let bursts = rates(&mut bench, shapes, Bench::burst);

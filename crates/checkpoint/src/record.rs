@@ -381,7 +381,7 @@ mod tests {
         check::<Recompute>(&["none", "selective", "full"]);
         check::<AttentionKind>(&["flash", "plain"]);
         check::<RateSchedule>(&["cosine", "constant", "linear", "inverse-sqrt", "wsd"]);
-        check::<DeviceKind>(&["cpu", "cuda"]);
+        check::<DeviceKind>(&["cpu", "cuda", "hip"]);
         check::<Transport>(&["auto", "threads", "mpi", "nccl"]);
         let loss_scale = |text: &str| read(text).expect("a plan").precision.loss_scale;
         assert_eq!(loss_scale(FORMAT), LossScale::Fixed(1024.0));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, thread_links, under_background_load};
 use kintsugi_engine::ThreadError;
-use kintsugi_gpu::{CudaBackend, Gpu};
+use kintsugi_engine::platform;
 use kintsugi_model::compute_type;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, GradientType, Plan};
@@ -37,7 +37,7 @@ use fitting::Fitting;
 /// if it is given.
 ///
 /// run.device selects the device. "cpu" measures one thread, as a rank has it while the other cores are busy, and the
-/// copies between ranks that are threads. "cuda" measures the first GPU. On a CPU the shapes are those of the
+/// copies between ranks that are threads. "cuda" or "hip" measures the first GPU. On a CPU the shapes are those of the
 /// configuration's model and micro-batch, in fp32 and in precision.compute.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -135,7 +135,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             let device = cpu(&plan, patience, cores).map_err(no_thread)?;
             (device, Some(cores), Some(thread_links(cores).map_err(no_thread)?))
         }
-        DeviceKind::Cuda => (gpu(&plan, patience)?, None, None),
+        DeviceKind::Cuda | DeviceKind::Hip => (gpu(&plan, patience)?, None, None),
     };
     let shared = link.as_ref().map_or_else(String::new, |link| sharing(cores, link));
     let links = link.map(|link| Links { node: link.into() });
@@ -153,21 +153,22 @@ const GPU_MODELS: [&str; 5] = ["gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b"
 fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     /// More memory than the largest product and the largest copy take.
     const MEMORY: u64 = 12 << 30;
-    let failure = |error: kintsugi_gpu::CudaError| Failure::run(error);
-    let gpu = Gpu::new(0).map_err(failure)?;
-    let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
+    let failure = |error: kintsugi_gpu::GpuError| Failure::run(error);
+    let platform = platform(plan.run.device).expect("the device of a GPU's plan");
+    let gpu = platform.gpu(0).map_err(failure)?;
+    let backend = platform.backend(0, MEMORY, false).map_err(failure)?;
     let models = GPU_MODELS.map(model);
     let shapes = Shapes::of(&models, &[1], &[8192, 32768], &[1024, 2048], &[DType::BF16]);
     let known = DeviceSpec {
         name: gpu.name().map_err(failure)?,
         kind: Some(Hardware::Gpu),
         memory: Some(gpu.memory().map_err(failure)?.1),
-        units: Some(gpu.multiprocessors().map_err(failure)?),
+        units: Some(gpu.multiprocessors()),
         ..plan.cluster.device.clone()
     };
-    let nvml = gpu.nvml();
+    let meter = gpu.power_meter();
     let bar = Progress::new("measuring", 0);
-    Ok(calibrate(&backend, nvml.as_ref(), &shapes, patience, known, |progress| {
+    Ok(calibrate(&backend, meter.as_deref(), &shapes, patience, known, |progress| {
         bar.set(progress.done as u64, progress.all as u64, "");
     }))
 }

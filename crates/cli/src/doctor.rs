@@ -3,7 +3,7 @@
 use clap::Args;
 use kintsugi_comm::mpi::Mpi;
 use kintsugi_comm::nccl;
-use kintsugi_gpu::libraries::{Report, devices, reports};
+use kintsugi_gpu::{CUDA, HIP, Platform, Report};
 use kintsugi_spec::{Cause, units};
 use serde::Serialize;
 
@@ -36,6 +36,7 @@ struct Findings {
     cores: usize,
     host_memory: Option<u64>,
     cuda_devices: usize,
+    hip_devices: usize,
     libraries: Vec<Library>,
     nccl: Result<NcclLibrary, Cause>,
     mpi: Result<MpiLibrary, Cause>,
@@ -92,8 +93,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let findings = Findings {
         cores: host::cores(),
         host_memory: host::memory().map(|bound| bound.bytes),
-        cuda_devices: devices().unwrap_or(0),
-        libraries: reports().into_iter().map(Library::from).collect(),
+        cuda_devices: CUDA.devices().unwrap_or(0),
+        hip_devices: HIP.devices().unwrap_or(0),
+        libraries: [&CUDA, &HIP].into_iter().flat_map(Platform::libraries).map(Library::from).collect(),
         nccl: NcclLibrary::find(),
         mpi: MpiLibrary::find(),
     };
@@ -103,8 +105,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn text(findings: &Findings) -> String {
     let memory = findings.host_memory.map_or_else(|| "unknown".to_owned(), units::bytes);
-    let head =
-        format!("cores    {}\nmemory   {memory}\nGPUs     {}\n\n", findings.cores, findings.cuda_devices);
+    let gpus = match (findings.cuda_devices, findings.hip_devices) {
+        (nvidia, 0) => nvidia.to_string(),
+        (nvidia, amd) => format!("{nvidia} NVIDIA, {amd} AMD"),
+    };
+    let head = format!("cores    {}\nmemory   {memory}\nGPUs     {gpus}\n\n", findings.cores);
     let nccl = match &findings.nccl {
         Ok(NcclLibrary { version, library, shares_gpus }) => {
             let shared = if *shares_gpus { ", several ranks can share a GPU" } else { "" };

@@ -1,7 +1,7 @@
 //! Whether a plan fits into the devices that it is for, and into this machine.
 
 use kintsugi_checkpoint::snapshot_bytes;
-use kintsugi_gpu::libraries;
+use kintsugi_engine::platform;
 use kintsugi_plan::{DeviceKind, Plan, Resume};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Misfit, Prediction, check_memory, check_planned};
@@ -21,16 +21,14 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
 
 /// Refuses a plan whose device does not exist on this machine.
 pub fn check_device(plan: &Plan) -> Result<(), Failure> {
-    if plan.run.device == DeviceKind::Cpu {
-        return Ok(());
-    }
-    let reason = match libraries::devices() {
-        Ok(0) => Cause::new("the CUDA driver shows no device"),
+    let Some(platform) = platform(plan.run.device) else { return Ok(()) };
+    let reason = match platform.devices() {
+        Ok(0) => Cause::new(format!("the {} driver shows no device", platform.name())),
         Ok(_) => return Ok(()),
         Err(error) => Cause::new(error),
     };
     let advice = "a run that is resumed keeps its device: set run.device = \"cpu\" to continue it on the CPU";
-    let error = ErrorContext::new("run.device = \"cuda\"", reason);
+    let error = ErrorContext::new(format!("run.device = \"{}\"", plan.run.device.name()), reason);
     Err(Failure::run(if plan.run.resume == Resume::No { error } else { error.advise(advice) }))
 }
 
@@ -72,6 +70,6 @@ pub fn inference_here(plan: &Plan, stages: &[RankMemory]) -> Result<(), Misfit> 
 pub fn bound(plan: &Plan) -> Option<host::Bound> {
     match plan.run.device {
         DeviceKind::Cpu => host::memory(),
-        DeviceKind::Cuda => host::card_memory(),
+        kind @ (DeviceKind::Cuda | DeviceKind::Hip) => host::card_memory(kind),
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use kintsugi_gpu::{Gpu, libraries};
-use kintsugi_plan::Plan;
+use kintsugi_engine::platform;
+use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_tensor::Device;
 
 /// Cores that this process may use.
@@ -11,9 +11,11 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// GPUs that this process can use.
-pub fn gpus() -> usize {
-    libraries::devices().unwrap_or(0)
+/// GPUs that this process can use: their kind and their number. NVIDIA's come first.
+pub fn gpus() -> (DeviceKind, usize) {
+    let number = |kind| platform(kind).and_then(|platform| platform.devices().ok()).unwrap_or(0);
+    let kinds = [DeviceKind::Cuda, DeviceKind::Hip].map(|kind| (kind, number(kind)));
+    kinds.into_iter().find(|&(_, number)| number > 0).unwrap_or((DeviceKind::Cuda, 0))
 }
 
 /// The device of each of a plan's `ranks` ranks.
@@ -41,9 +43,9 @@ pub fn memory() -> Option<Bound> {
     tightest(&|path| fs::read_to_string(path).ok())
 }
 
-/// The free memory of the first GPU, if there is one.
-pub fn card_memory() -> Option<Bound> {
-    let (bytes, _) = Gpu::new(0).and_then(|gpu| gpu.memory()).ok()?;
+/// The free memory of the first GPU of a kind, if there is one.
+pub fn card_memory(kind: DeviceKind) -> Option<Bound> {
+    let (bytes, _) = platform(kind)?.gpu(0).and_then(|gpu| gpu.memory()).ok()?;
     Some(Bound { bytes, holder: GPU })
 }
 

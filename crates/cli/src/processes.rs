@@ -9,7 +9,8 @@ use kintsugi_comm::Connection;
 use kintsugi_comm::mpi::{ConnectError, Mpi, launched};
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::rendezvous::{self, Rendezvous, RendezvousError};
-use kintsugi_engine::nccl_settings;
+use kintsugi_engine::{nccl_settings, platform};
+use kintsugi_gpu::Platform;
 use kintsugi_plan::{DeviceKind, Plan, Transport};
 
 pub use agreement::{agree, agree_for, agree_on, share};
@@ -109,12 +110,12 @@ fn connect_without_mpi(
             rendezvous::ADDRESS
         )))),
         Some(Transport::Auto) if !options.choice.may_use_gpus() => Err(reported(Failure::mistake(
-            "processes without MPI communicate by NCCL, which needs run.device = \"cuda\"; start them with MPI",
+            "processes without MPI communicate by NCCL, which needs run.device = \"cuda\" or \"hip\"; start them with MPI",
         ))),
         Some(Transport::Auto | Transport::Nccl) | None => {
             options.nccl.set_environment();
             let rendezvous = Rendezvous::connect(options.limit).map_err(rendezvous_failure)?;
-            by_nccl(rendezvous).map_err(reported)
+            by_nccl(rendezvous, options.choice).map_err(reported)
         }
     }
 }
@@ -139,25 +140,31 @@ fn connect_with_mpi(
     // Looking for NCCL is an exchange of all processes. A process whose configuration has a mistake takes no part in it.
     if rendezvous.all(may_use_nccl)? {
         if wants_nccl {
-            return by_nccl(rendezvous).map_err(reported);
+            return by_nccl(rendezvous, choice).map_err(reported);
         }
         // Several ranks on one GPU work, but slowly: a user who wants that names NCCL.
-        if let Ok(connection @ Connection::Nccl(process)) = Connection::nccl(rendezvous)
+        if let Ok(connection @ Connection::Nccl(process)) = Connection::nccl(rendezvous, gpus(choice))
             && !process.shares_gpus
         {
-            return Ok(JobConnection { connection, device: DeviceKind::Cuda });
+            return Ok(JobConnection { connection, device: choice.gpu_kind() });
         }
     }
     let connection = Connection::mpi(mpi)?;
-    let enough = choice == DeviceChoice::Auto && host::gpus() >= connection.ranks_here(mpi.size);
-    let device = if rendezvous.all(enough)? { DeviceKind::Cuda } else { DeviceKind::Cpu };
+    let (kind, number) = host::gpus();
+    let enough = choice == DeviceChoice::Auto && number >= connection.ranks_here(mpi.size);
+    let device = if rendezvous.all(enough)? { kind } else { DeviceKind::Cpu };
     Ok(JobConnection { connection, device: choice.given().unwrap_or(device) })
 }
 
-fn by_nccl(rendezvous: &'static Rendezvous) -> Result<JobConnection, Failure> {
-    let connection = Connection::nccl(rendezvous)
+/// The GPUs of the ranks.
+fn gpus(choice: DeviceChoice) -> &'static Platform {
+    platform(choice.gpu_kind()).expect("a kind of GPU")
+}
+
+fn by_nccl(rendezvous: &'static Rendezvous, choice: DeviceChoice) -> Result<JobConnection, Failure> {
+    let connection = Connection::nccl(rendezvous, gpus(choice))
         .map_err(|error| Failure::mistake(ErrorContext::new("run.transport = \"nccl\"", error)))?;
-    Ok(JobConnection { connection, device: DeviceKind::Cuda })
+    Ok(JobConnection { connection, device: choice.gpu_kind() })
 }
 
 /// A wrong variable is a mistake. A process that does not come is a failure of the run.

@@ -330,10 +330,7 @@ impl RequestedRun {
 
     /// The plan on a device, and notes about settings without effect.
     fn on(self, device: DeviceKind) -> Result<(Plan, Vec<String>), Failure> {
-        let source = match device {
-            DeviceKind::Cpu => self.source.set("run.device=cpu"),
-            DeviceKind::Cuda => self.source.set("run.device=cuda"),
-        };
+        let source = self.source.set(format!("run.device={}", device.name()));
         let mut plan = source.plan()?;
         plan.run.resume = self.plan.run.resume;
         let notes = source.notes(&plan)?;
@@ -346,8 +343,12 @@ fn other_device(plan: &Plan) -> Option<String> {
     let name = &plan.cluster.device.name;
     let (here, there) = match (plan.run.device, plan.cluster.device.kind?) {
         (DeviceKind::Cpu, Hardware::Gpu) => ("this machine's CPU", format!("GPUs ({name})")),
-        (DeviceKind::Cuda, Hardware::Cpu) => ("this machine's GPU", format!("CPUs ({name})")),
-        (DeviceKind::Cpu, Hardware::Cpu) | (DeviceKind::Cuda, Hardware::Gpu) => return None,
+        (DeviceKind::Cuda | DeviceKind::Hip, Hardware::Cpu) => {
+            ("this machine's GPU", format!("CPUs ({name})"))
+        }
+        (DeviceKind::Cpu, Hardware::Cpu) | (DeviceKind::Cuda | DeviceKind::Hip, Hardware::Gpu) => {
+            return None;
+        }
     };
     Some(format!(
         "the ranks run on {here}, but the cluster describes {there}: the predicted memory is for {here}, the predicted \

@@ -18,6 +18,7 @@ use kintsugi_plan::{Plan, Transport};
 
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
+use crate::host;
 use crate::launch;
 use crate::output::Output;
 use crate::processes::{self, ConnectOptions, DeviceChoice};
@@ -93,7 +94,9 @@ fn transport_parser() -> impl TypedValueParser<Value = Transport> {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let given = arguments.config.plan()?;
     let transport = arguments.transport.unwrap_or(given.run.transport);
-    let base = Base::new(&arguments.config, arguments.steps, transport == Transport::Nccl)?;
+    let kind = if given.run.device.is_gpu() { given.run.device } else { host::gpus().0 };
+    let gpus = (transport == Transport::Nccl).then_some(kind);
+    let base = Base::new(&arguments.config, arguments.steps, gpus)?;
     let plans: Vec<_> = chosen_layouts(arguments, transport, base.has_demo_model)?
         .into_iter()
         .map(|layout| (base.plan(&layout), layout.name))

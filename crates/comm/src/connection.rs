@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kintsugi_gpu::Gpu;
-use kintsugi_gpu::libraries::devices;
+use kintsugi_gpu::Platform;
 use kintsugi_spec::{EmulatedLinks, Topology};
 
 use crate::mpi::{Mpi, MpiWorld};
@@ -46,6 +45,8 @@ pub struct MpiProcess {
 pub struct NcclProcess {
     /// How the processes exchange settings and results.
     pub rendezvous: &'static Rendezvous,
+    /// Whose GPUs they are.
+    pub platform: &'static Platform,
     /// Its index among the processes of its node.
     pub local_rank: usize,
     /// Number of processes of its node.
@@ -141,12 +142,15 @@ impl Connection {
     /// Finds this process and its GPU among the processes of its node, and connects all by NCCL.
     ///
     /// Every process calls it. If one of them cannot take part, all learn of it.
-    pub fn nccl(rendezvous: &'static Rendezvous) -> Result<Self, NcclConnectError> {
+    pub fn nccl(
+        rendezvous: &'static Rendezvous,
+        platform: &'static Platform,
+    ) -> Result<Self, NcclConnectError> {
         let [threads, local_rank, local_size] = position_on_node(rendezvous)?;
         let mine = nccl::find().map_err(NcclConnectError::from).and_then(|(version, _)| {
-            let number = devices().map_err(|error| NcclConnectError::Gpu(error.to_string()))?;
+            let number = platform.devices().map_err(|error| NcclConnectError::Gpu(error.to_string()))?;
             let gpu = local_rank % number.max(1);
-            let found = Gpu::new(gpu).and_then(|gpu| gpu.uuid());
+            let found = platform.gpu(gpu).and_then(|gpu| gpu.uuid());
             let uuid = found.map_err(|error| NcclConnectError::Gpu(error.to_string()))?;
             Ok((version, gpu, uuid))
         });
@@ -168,6 +172,7 @@ impl Connection {
         let shares_gpus = most > 1;
         Ok(Connection::Nccl(NcclProcess {
             rendezvous,
+            platform,
             local_rank,
             local_size,
             threads,

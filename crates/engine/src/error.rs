@@ -3,7 +3,7 @@
 use kintsugi_checkpoint::{CheckpointError, WriterEnded};
 use kintsugi_comm::RankFailure;
 use kintsugi_data::DataError;
-use kintsugi_gpu::CudaError;
+use kintsugi_gpu::GpuError;
 use kintsugi_rank::{NonFinite, StoreError};
 use kintsugi_spec::Cause;
 use kintsugi_tensor::cpu::memory::OutOfMemory;
@@ -25,7 +25,7 @@ pub enum RankError {
     Memory(#[from] OutOfMemory),
     /// The rank's GPU cannot be used.
     #[error(transparent)]
-    Device(#[from] CudaError),
+    Device(#[from] GpuError),
     /// The rank's threads cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),

@@ -6,8 +6,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kintsugi_gpu::Gpu;
-use kintsugi_gpu::libraries::devices;
-use kintsugi_plan::{DeviceKind, Plan};
+use kintsugi_plan::Plan;
+
+use crate::job::platform;
 
 /// Measures a GPU while a run uses it.
 pub(crate) struct GpuMonitor {
@@ -20,12 +21,10 @@ pub(crate) struct GpuMonitor {
 impl GpuMonitor {
     /// Starts to measure this process's GPU. `None` on a CPU, and if no GPU can be opened: the ranks report why.
     pub fn new(plan: &Plan, gpu: usize) -> Option<Self> {
-        if plan.run.device == DeviceKind::Cpu {
-            return None;
-        }
-        let gpu = Gpu::new(gpu % devices().ok()?.max(1)).ok()?;
+        let platform = platform(plan.run.device)?;
+        let gpu = platform.gpu(gpu % platform.devices().ok()?.max(1)).ok()?;
         let (free, _) = gpu.memory().ok()?;
-        let energy = gpu.nvml().and_then(|nvml| EnergyMonitor::new(move || nvml.energy()));
+        let energy = gpu.power_meter().and_then(|meter| EnergyMonitor::new(move || meter.energy()));
         Some(GpuMonitor { gpu, free, energy })
     }
 

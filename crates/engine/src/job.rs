@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Communicator, Connection, RankFailure, Solo, World, WorldOptions};
-use kintsugi_gpu::CudaBackend;
-use kintsugi_gpu::libraries::devices;
+use kintsugi_gpu::{CUDA, HIP, Platform};
 use kintsugi_plan::{Coordinate, DeviceKind, Group, Op, Plan, Program};
 use kintsugi_rank::{Groups, Purpose, Rank, Store, StoreError, StoredTensor, TokenSource};
 use kintsugi_spec::work;
@@ -98,7 +97,17 @@ pub fn nccl_settings(plan: &Plan) -> NcclSettings {
 pub fn device(plan: &Plan, connection: Connection) -> Device {
     match plan.run.device {
         DeviceKind::Cpu => Device::Cpu { threads: connection.threads_per_rank(plan.mesh.ranks()) },
-        DeviceKind::Cuda => Device::cuda(plan.run.deterministic),
+        DeviceKind::Cuda => CUDA.device(plan.run.deterministic),
+        DeviceKind::Hip => HIP.device(plan.run.deterministic),
+    }
+}
+
+/// The GPUs of a kind of device. `None` for CPUs.
+pub fn platform(device: DeviceKind) -> Option<&'static Platform> {
+    match device {
+        DeviceKind::Cpu => None,
+        DeviceKind::Cuda => Some(&CUDA),
+        DeviceKind::Hip => Some(&HIP),
     }
 }
 
@@ -340,7 +349,8 @@ fn backend(
         }
         (Device::Gpu { .. }, MemoryChoice::Slab(bytes)) => {
             let (gpu, deterministic) = (job.connection.gpu(), job.plan.run.deterministic);
-            let backend = CudaBackend::new(gpu % devices()?.max(1), bytes[stage], deterministic)?;
+            let platform = platform(job.plan.run.device).expect("the device of a GPU's plan");
+            let backend = platform.backend(gpu % platform.devices()?.max(1), bytes[stage], deterministic)?;
             Rc::new(if long_running { backend } else { backend.for_short_work() })
         }
         (Device::Gpu { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),

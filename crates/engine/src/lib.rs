@@ -27,7 +27,7 @@ pub use evaluate::{EvaluateOptions, EvaluationResult, SourceLoss, evaluate};
 pub use generate::{
     GenerateError, GenerateOptions, GenerationResult, NewToken, Sampling, check_prompts, generate,
 };
-pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, run_job, run_ranks};
+pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, platform, run_job, run_ranks};
 pub use kintsugi_run::StepReport;
 pub use report::TrainOutcome;
 pub use resume_split::resume_split;

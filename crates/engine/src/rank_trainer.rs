@@ -194,7 +194,7 @@ impl RankTrainer<'_> {
 
     /// Whether the host enqueues a step before it reads the result of the previous one.
     fn overlaps_steps(&self) -> bool {
-        self.options.overlap_steps.unwrap_or(self.plan.run.device == DeviceKind::Cuda)
+        self.options.overlap_steps.unwrap_or(self.plan.run.device.is_gpu())
     }
 
     /// The number of steps that still run after a rank asks to stop: the running one, and the next one if steps overlap.
@@ -288,7 +288,7 @@ impl RankTrainer<'_> {
         let host = worker.world.host().unwrap_or_else(|| "this host".to_owned());
         let place = match run.device {
             DeviceKind::Cpu => format!("{host}, CPU"),
-            DeviceKind::Cuda => format!("{host}, GPU {}", connection.gpu()),
+            DeviceKind::Cuda | DeviceKind::Hip => format!("{host}, GPU {}", connection.gpu()),
         };
         OpWatch::new(self.options.flight.as_deref(), worker.number, &place, run.hang_factor)
     }

@@ -120,6 +120,13 @@ impl CodeObject {
         Ok(Resources { lds, scratch, registers })
     }
 
+    /// Bytes of each argument that a kernel takes, in order.
+    pub fn argument_sizes(&self, kernel: &str) -> Result<Vec<usize>, Error> {
+        let kernel = self.kernel(kernel)?;
+        let visible = kernel.arguments.iter().filter(|slot| !slot.kind.starts_with("hidden_"));
+        Ok(visible.map(|slot| slot.size).collect())
+    }
+
     pub(crate) fn kernel(&self, name: &str) -> Result<Rc<Kernel>, Error> {
         self.kernels.get(name).cloned().ok_or_else(|| Error::Launch {
             kernel: name.to_owned(),

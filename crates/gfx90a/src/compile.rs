@@ -23,7 +23,7 @@ const LIBRARY: &str = "libamdhip64.so.5";
 const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../gpu/src/kernels");
 const HEADER: &str = "common.cuh";
 
-const OPTIONS: [&str; 3] = ["--offload-arch=gfx90a", "-std=c++17", "-O3"];
+const OPTIONS: [&str; 4] = ["--offload-arch=gfx90a", "-std=c++17", "-O3", "-DWARP=64"];
 
 /// AMD's compiler, and the folder that keeps what it made.
 #[derive(Debug)]
@@ -67,7 +67,12 @@ impl Compiler {
 
     /// Compiles a source. The name is for messages.
     pub fn compile(&self, name: &str, source: &str) -> Result<CodeObject, Error> {
-        let key = format!("{source}\n{OPTIONS:?} {:?}", self.version);
+        CodeObject::read(&self.code_object(name, source, &OPTIONS)?)
+    }
+
+    /// The file that holds the code object of a source, compiled with these options.
+    pub fn code_object(&self, name: &str, source: &str, options: &[&str]) -> Result<PathBuf, Error> {
+        let key = format!("{source}\n{options:?} {:?}", self.version);
         let path = self.cache.join(format!("gfx90a-{name}-{:032x}.co", xxh3_128(key.as_bytes())));
         let failed = |error| Error::File { path: path.clone(), error };
         fs::create_dir_all(&self.cache).map_err(failed)?;
@@ -76,15 +81,15 @@ impl Compiler {
         lock.lock().map_err(failed)?;
         if !path.exists() {
             let part = path.with_extension("part");
-            fs::write(&part, self.code(name, source)?).map_err(failed)?;
+            fs::write(&part, self.code(name, source, options)?).map_err(failed)?;
             fs::rename(&part, &path).map_err(failed)?;
         }
         drop(lock);
-        CodeObject::read(&path)
+        Ok(path)
     }
 
     /// The code object of a source.
-    fn code(&self, name: &str, source: &str) -> Result<Vec<u8>, Error> {
+    fn code(&self, name: &str, source: &str, options: &[&str]) -> Result<Vec<u8>, Error> {
         type Create = unsafe extern "C" fn(
             *mut Program,
             *const c_char,
@@ -105,7 +110,7 @@ impl Compiler {
         check("hiprtcCreateProgram", unsafe {
             create(&raw mut program, source.as_ptr(), name_text.as_ptr(), 0, ptr::null(), ptr::null())
         })?;
-        let options = OPTIONS.map(text);
+        let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the program was created, and the options are as many texts.
         let compiled = unsafe { compile(program, options.len() as c_int, options.as_ptr()) };

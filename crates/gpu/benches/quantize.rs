@@ -7,7 +7,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use kintsugi_gpu::CudaBackend;
+use kintsugi_gpu::CUDA;
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Bits, BlockFormat, Dequantize, Gradient, Quantize, Requantize};
@@ -91,7 +91,7 @@ fn main() {
     let argument = |name: &str| std::env::args().find_map(|a| a.strip_prefix(name).map(str::to_owned));
     let cuda = argument("cuda").is_some();
     let backend: Rc<dyn Backend> = if cuda {
-        Rc::new(CudaBackend::new(0, 10 << 30, true).expect("a backend on the GPU"))
+        Rc::new(CUDA.backend(0, 10 << 30, true).expect("a backend on the GPU"))
     } else {
         let threads = argument("threads=").map_or(1, |count| count.parse().expect("a number of threads"));
         Rc::new(CpuBackend::new(Rc::new(Heap::default()), threads))

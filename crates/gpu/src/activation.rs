@@ -1,8 +1,8 @@
 //! GELU and SwiGLU.
 
-use super::error::CudaError;
+use super::error::GpuError;
 use super::kernels::ACTIVATION;
-use super::launcher::{Launcher, PACK, aligned, aligned_flat, common_suffix, per_row, pointer, size};
+use super::launcher::{Launcher, PACK, aligned, aligned_flat, common_suffix, pointer, size};
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::{Swiglu, SwigluBackward};
 
@@ -10,22 +10,22 @@ use kintsugi_tensor::ops::{Swiglu, SwigluBackward};
 const MAX_THREADS: usize = 256;
 
 /// `to = GELU(from)`.
-pub(super) fn gelu(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+pub(super) fn gelu(launcher: &Launcher, from: View, to: View) -> Result<(), GpuError> {
     flat(launcher, "gelu", from, to)
 }
 
 /// `to = GELU(from)`, by the error function.
-pub(super) fn exact_gelu(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+pub(super) fn exact_gelu(launcher: &Launcher, from: View, to: View) -> Result<(), GpuError> {
     flat(launcher, "exact_gelu", from, to)
 }
 
 /// `d = d ∘ GELU'(from)`, by the error function.
-pub(super) fn exact_gelu_backward(launcher: &Launcher, from: View, d: View) -> Result<(), CudaError> {
+pub(super) fn exact_gelu_backward(launcher: &Launcher, from: View, d: View) -> Result<(), GpuError> {
     flat(launcher, "exact_gelu_backward", from, d)
 }
 
 /// A kernel over two views of the same length.
-fn flat(launcher: &Launcher, kernel: &str, from: View, to: View) -> Result<(), CudaError> {
+fn flat(launcher: &Launcher, kernel: &str, from: View, to: View) -> Result<(), GpuError> {
     let wide = aligned_flat(&[from, to]);
     let name = format!("{kernel}_{}", common_suffix(&[from, to])?);
     let arguments = [pointer(from), pointer(to), size(to.len()), wide.into()];
@@ -34,21 +34,21 @@ fn flat(launcher: &Launcher, kernel: &str, from: View, to: View) -> Result<(), C
 }
 
 /// See [`Swiglu`].
-pub(super) fn swiglu(launcher: &Launcher, op: &Swiglu) -> Result<(), CudaError> {
+pub(super) fn swiglu(launcher: &Launcher, op: &Swiglu) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.x, op.out]);
     let name = format!("swiglu_{}", common_suffix(&[op.x, op.out])?);
     let arguments = [pointer(op.x), pointer(op.out), size(op.width), wide.into()];
     let items = if wide { op.width / PACK } else { op.width };
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MAX_THREADS), &arguments) }
+    unsafe { launcher.launch(&ACTIVATION, &name, launcher.per_row(op.rows, items, MAX_THREADS), &arguments) }
 }
 
 /// See [`SwigluBackward`].
-pub(super) fn swiglu_backward(launcher: &Launcher, op: &SwigluBackward) -> Result<(), CudaError> {
+pub(super) fn swiglu_backward(launcher: &Launcher, op: &SwigluBackward) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.dout, op.x, op.dx]);
     let name = format!("swiglu_backward_{}", common_suffix(&[op.dout, op.x, op.dx])?);
     let arguments = [pointer(op.dout), pointer(op.x), pointer(op.dx), size(op.width), wide.into()];
     let items = if wide { op.width / PACK } else { op.width };
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MAX_THREADS), &arguments) }
+    unsafe { launcher.launch(&ACTIVATION, &name, launcher.per_row(op.rows, items, MAX_THREADS), &arguments) }
 }

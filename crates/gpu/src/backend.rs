@@ -1,16 +1,16 @@
-//! The operations of the CUDA backend: shapes are checked, then kernels are enqueued.
+//! The operations of the GPU backend: shapes are checked, then kernels are enqueued.
 //!
 //! A layer never looks at the result of an operation, so a failure cannot be returned to it. Instead the rank panics
-//! with the message of the [`CudaError`].
+//! with the message of the [`GpuError`].
 
 use std::rc::Rc;
 
 use half::{bf16, f16};
 
 use super::replay::token_bytes;
-use super::side_stream::CudaSideStream;
+use super::side_stream::GpuSideStream;
 use super::{
-    CudaBackend, CudaError, activation, cached_attention, column_sum, elementwise, embedding, loss, norm,
+    GpuBackend, GpuError, activation, cached_attention, column_sum, elementwise, embedding, loss, norm,
     optimizer, quantize, rotary,
 };
 use kintsugi_tensor::ops::{
@@ -25,7 +25,7 @@ use kintsugi_tensor::{
 };
 
 /// Panics if something failed.
-fn done<T>(result: Result<T, CudaError>) -> T {
+fn done<T>(result: Result<T, GpuError>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -39,10 +39,10 @@ macro_rules! launched {
     };
 }
 
-impl CudaBackend {
+impl GpuBackend {
     /// Panics if an operation could not be enqueued or an earlier one failed. A failure during a graph capture is
     /// deferred instead.
-    fn enqueued(&self, result: Result<(), CudaError>) {
+    fn enqueued(&self, result: Result<(), GpuError>) {
         done(result.or_else(|error| self.replay.defer_failure(error)));
     }
 
@@ -81,7 +81,7 @@ fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
     }
 }
 
-impl Backend for CudaBackend {
+impl Backend for GpuBackend {
     fn memory(&self) -> &dyn Memory {
         &*self.memory
     }
@@ -118,7 +118,7 @@ impl Backend for CudaBackend {
     }
 
     fn side_stream(&self, name: &str) -> Option<Rc<dyn SideStream>> {
-        Some(Rc::new(done(CudaSideStream::new(&self.stream, name, &self.replay))))
+        Some(Rc::new(done(GpuSideStream::new(&self.stream, name, &self.replay))))
     }
 
     fn host_waits(&self) -> Option<u64> {

@@ -1,9 +1,10 @@
 //! Attention of new tokens over a key-value cache.
 
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::CACHED_ATTENTION;
-use super::launcher::{Launcher, common_suffix, per_row, pointer};
-use super::stream::{Argument, Grid};
+use super::launcher::{Launcher, common_suffix, pointer};
+use super::stream::Argument;
 use kintsugi_tensor::ops::{AttentionShape, CachedAttention};
 
 // As in the kernels.
@@ -11,17 +12,17 @@ const THREADS: u32 = 128;
 const HEAD_DIM: usize = 256;
 
 /// See [`CachedAttention`]. One kernel appends to the cache, the next one reads it.
-pub(super) fn cached_attention(launcher: &Launcher, op: &CachedAttention) -> Result<(), CudaError> {
+pub(super) fn cached_attention(launcher: &Launcher, op: &CachedAttention) -> Result<(), GpuError> {
     let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
     if head_dim > HEAD_DIM {
-        return Err(CudaError::Unsupported(format!(
+        return Err(GpuError::Unsupported(format!(
             "attention with heads of {head_dim}: up to {HEAD_DIM} are supported"
         )));
     }
     let suffix = common_suffix(&[op.qkv, op.keys, op.values, op.out])?;
     let sizes = [sequence, heads, kv_heads, head_dim, op.capacity].map(|size| Argument::from(size as u32));
     let cache = [pointer(op.qkv), pointer(op.positions), pointer(op.keys), pointer(op.values)];
-    let append = per_row(op.shape.rows(), kv_heads * head_dim, 256);
+    let append = launcher.per_row(op.shape.rows(), kv_heads * head_dim, 256);
     let arguments = [&cache[..], &sizes].concat();
     // SAFETY: as the kernel declares; the operation's shapes were checked.
     unsafe { launcher.launch(&CACHED_ATTENTION, &format!("cache_append_{suffix}"), append, &arguments)? };

@@ -1,16 +1,17 @@
 //! Sums over rows. Blocks write partial sums, which are added in a fixed order.
 
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::{COLUMN_SUM, suffix};
 use super::launcher::{
     COLUMN_THREADS, LANES, Launcher, PACK, aligned, common_suffix, pointer, pointer_or_null, size,
 };
-use super::stream::{Argument, Grid};
+use super::stream::Argument;
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::{ColumnSum, Gradient};
 
 /// See [`ColumnSum`].
-pub(super) fn column_sum(launcher: &Launcher, op: &ColumnSum) -> Result<(), CudaError> {
+pub(super) fn column_sum(launcher: &Launcher, op: &ColumnSum) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.x]);
     let blocks = op.width.div_ceil(LANES * if wide { PACK } else { 1 });
     let chunks = launcher.row_chunks(op.rows, blocks, op.width * size_of::<f32>());
@@ -36,7 +37,7 @@ pub(super) fn sum_partials(
     parts: usize,
     width: usize,
     to: &[Gradient],
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     assert!(to.len() <= TOGETHER, "more sums than a launch takes");
     let views: Vec<View> = to.iter().map(|to| to.view).collect();
     let name = format!("sum_partials_{}", common_suffix(&views)?);

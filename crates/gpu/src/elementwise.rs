@@ -1,6 +1,6 @@
 //! Fills, copies, additions, and the sum that ends a residual branch.
 
-use super::error::CudaError;
+use super::error::GpuError;
 use super::kernels::{ELEMENTWISE, suffix};
 use super::launcher::{Launcher, aligned, aligned_flat, common_suffix, pointer, pointer_or_null, size};
 use kintsugi_tensor::ops::Residual;
@@ -10,7 +10,7 @@ use kintsugi_tensor::{DType, View};
 const ADDENDS: usize = 4;
 
 /// Sets every element.
-pub(super) fn fill(launcher: &Launcher, value: f64, to: View) -> Result<(), CudaError> {
+pub(super) fn fill(launcher: &Launcher, value: f64, to: View) -> Result<(), GpuError> {
     let wide = aligned_flat(&[to]);
     let name = format!("fill_{}", suffix(to.dtype())?);
     let arguments = [pointer(to), size(to.len()), (value as f32).into(), wide.into()];
@@ -19,7 +19,7 @@ pub(super) fn fill(launcher: &Launcher, value: f64, to: View) -> Result<(), Cuda
 }
 
 /// Copies, converting between types.
-pub(super) fn copy(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+pub(super) fn copy(launcher: &Launcher, from: View, to: View) -> Result<(), GpuError> {
     if from.dtype() == DType::U8 && to.dtype() == DType::U8 {
         return copy_bytes(launcher, from, to);
     }
@@ -27,11 +27,11 @@ pub(super) fn copy(launcher: &Launcher, from: View, to: View) -> Result<(), Cuda
 }
 
 /// Copies bytes as words, with the kernel for f32, which keeps all bits.
-fn copy_bytes(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+fn copy_bytes(launcher: &Launcher, from: View, to: View) -> Result<(), GpuError> {
     let word = DType::F32.bytes();
     let whole = [from, to].iter().all(|view| view.address().is_multiple_of(word as u64));
     if !whole || !to.len().is_multiple_of(word) {
-        return Err(CudaError::Unsupported(format!("a copy of {} bytes that are not whole words", to.len())));
+        return Err(GpuError::Unsupported(format!("a copy of {} bytes that are not whole words", to.len())));
     }
     let wide = aligned_flat(&[from, to]);
     let words = to.len() / word;
@@ -41,11 +41,11 @@ fn copy_bytes(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError
 }
 
 /// `to += from`, converting between types.
-pub(super) fn add(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+pub(super) fn add(launcher: &Launcher, from: View, to: View) -> Result<(), GpuError> {
     pairwise(launcher, "add", from, to)
 }
 
-fn pairwise(launcher: &Launcher, operation: &str, from: View, to: View) -> Result<(), CudaError> {
+fn pairwise(launcher: &Launcher, operation: &str, from: View, to: View) -> Result<(), GpuError> {
     let wide = aligned_flat(&[from, to]);
     let name = format!("{operation}_{}_{}", suffix(from.dtype())?, suffix(to.dtype())?);
     let arguments = [pointer(from), pointer(to), size(to.len()), wide.into()];
@@ -54,7 +54,7 @@ fn pairwise(launcher: &Launcher, operation: &str, from: View, to: View) -> Resul
 }
 
 /// See [`Residual`].
-pub(super) fn residual(launcher: &Launcher, op: &Residual) -> Result<(), CudaError> {
+pub(super) fn residual(launcher: &Launcher, op: &Residual) -> Result<(), GpuError> {
     assert!(
         op.addends.len() <= ADDENDS && op.biases.len() <= ADDENDS,
         "a residual branch with too many ends"

@@ -1,11 +1,9 @@
 //! Token and position tables, forward and backward.
 
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::{EMBEDDING, suffix};
-use super::launcher::{
-    COLUMN_THREADS, LANES, Launcher, PACK, aligned, common_suffix, per_row, pointer, size,
-};
-use super::stream::Grid;
+use super::launcher::{COLUMN_THREADS, LANES, Launcher, PACK, aligned, common_suffix, pointer, size};
 use kintsugi_tensor::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
 
 /// Most threads that share a row.
@@ -14,12 +12,11 @@ const MAX_THREADS: usize = 256;
 /// Blocks that share the vocabulary when rows are listed by token. Each block reads all tokens.
 const RANGES: usize = 512;
 
-/// Threads and warps of an index block (`INDEX_WARPS` of `embedding.cu`).
-const INDEX_THREADS: u32 = 256;
+/// Warps of an index block (`INDEX_WARPS` of `embedding.cu`).
 const INDEX_WARPS: usize = 8;
 
 /// See [`Embedding`].
-pub(super) fn forward(launcher: &Launcher, op: &Embedding) -> Result<(), CudaError> {
+pub(super) fn forward(launcher: &Launcher, op: &Embedding) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.table, op.out]);
     let name = format!("embedding_{}", common_suffix(&[op.table, op.out])?);
     let arguments = [
@@ -32,7 +29,7 @@ pub(super) fn forward(launcher: &Launcher, op: &Embedding) -> Result<(), CudaErr
         wide.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(op.rows, op.width, wide), &arguments) }
+    unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(launcher, op.rows, op.width, wide), &arguments) }
 }
 
 /// The lists of the rows of each token, in the scratch buffer. See `embedding.cu`.
@@ -45,7 +42,7 @@ struct Index {
 }
 
 impl Index {
-    fn new(launcher: &Launcher, vocabulary: usize, rows: usize) -> Result<Self, CudaError> {
+    fn new(launcher: &Launcher, vocabulary: usize, rows: usize) -> Result<Self, GpuError> {
         const NUMBER: usize = size_of::<u32>();
         let starts = launcher.scratch((3 * vocabulary + rows + 2) * NUMBER)?;
         let after = |from: u64, numbers: usize| from + (numbers * NUMBER) as u64;
@@ -59,7 +56,7 @@ impl Index {
 }
 
 /// See [`EmbeddingBackward`].
-pub(super) fn backward(launcher: &Launcher, op: &EmbeddingBackward) -> Result<(), CudaError> {
+pub(super) fn backward(launcher: &Launcher, op: &EmbeddingBackward) -> Result<(), GpuError> {
     let vocabulary = op.dtable.view.len() / op.width;
     let index = Index::new(launcher, vocabulary, op.rows)?;
     list_rows(launcher, op, vocabulary, &index)?;
@@ -70,7 +67,7 @@ pub(super) fn backward(launcher: &Launcher, op: &EmbeddingBackward) -> Result<()
     let accumulate = op.dtable.accumulate.into();
     let lists = [dout, dtable, index.starts.into(), index.counts.into(), index.listed.into()];
 
-    let grid = rows_grid(vocabulary, op.width, wide);
+    let grid = rows_grid(launcher, vocabulary, op.width, wide);
     let arguments = [&lists[..], &[width, accumulate, wide.into()]].concat();
     // SAFETY: as the kernel declares; the lists were made just before.
     unsafe { launcher.launch(&EMBEDDING, &format!("embedding_gather_{types}"), grid, &arguments)? };
@@ -90,10 +87,11 @@ fn list_rows(
     op: &EmbeddingBackward,
     vocabulary: usize,
     index: &Index,
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let range = vocabulary.div_ceil(RANGES);
+    let threads = (INDEX_WARPS * launcher.properties().warp) as u32;
     let shared = (INDEX_WARPS * range * size_of::<u32>()) as u32;
-    let grid = Grid { shared, ..Grid::new(vocabulary.div_ceil(range), INDEX_THREADS) };
+    let grid = Grid { shared, ..Grid::new(vocabulary.div_ceil(range), threads) };
     let arguments = [
         pointer(op.tokens),
         size(op.rows),
@@ -111,7 +109,7 @@ fn list_rows(
 }
 
 /// See [`Positions`].
-pub(super) fn positions(launcher: &Launcher, op: &Positions) -> Result<(), CudaError> {
+pub(super) fn positions(launcher: &Launcher, op: &Positions) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.x, op.table]);
     let name = format!("positions_{}", common_suffix(&[op.x, op.table])?);
     let arguments = [
@@ -123,11 +121,11 @@ pub(super) fn positions(launcher: &Launcher, op: &Positions) -> Result<(), CudaE
         wide.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(op.rows, op.width, wide), &arguments) }
+    unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(launcher, op.rows, op.width, wide), &arguments) }
 }
 
 /// See [`PositionsBackward`].
-pub(super) fn positions_backward(launcher: &Launcher, op: &PositionsBackward) -> Result<(), CudaError> {
+pub(super) fn positions_backward(launcher: &Launcher, op: &PositionsBackward) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.dx, op.dtable.view]);
     let (from, to) = (suffix(op.dx.dtype())?, suffix(op.dtable.view.dtype())?);
     let positions = op.dtable.view.len() / op.width;
@@ -143,10 +141,10 @@ pub(super) fn positions_backward(launcher: &Launcher, op: &PositionsBackward) ->
     ];
     let name = format!("positions_backward_{from}_{to}");
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(positions, op.width, wide), &arguments) }
+    unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(launcher, positions, op.width, wide), &arguments) }
 }
 
 /// One block per row. In each iteration a thread handles a pack, or one element.
-fn rows_grid(rows: usize, width: usize, wide: bool) -> Grid {
-    per_row(rows, if wide { width / PACK } else { width }, MAX_THREADS)
+fn rows_grid(launcher: &Launcher, rows: usize, width: usize, wide: bool) -> Grid {
+    launcher.per_row(rows, if wide { width / PACK } else { width }, MAX_THREADS)
 }

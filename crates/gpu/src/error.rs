@@ -1,12 +1,10 @@
-//! Errors of the CUDA backend.
+//! Errors of the GPU backend.
 
 use std::fmt;
 
-use cudarc::driver::result::DriverError;
-
-/// A failure of the driver, of one of NVIDIA's libraries or of a kernel's compilation.
+/// A failure of the driver, of one of the maker's libraries or of a kernel's compilation.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum CudaError {
+pub enum GpuError {
     /// A library cannot be loaded.
     #[error("{library} was not found (tried {}); {remedy}", .tried.join(", "))]
     Missing {
@@ -18,8 +16,21 @@ pub enum CudaError {
         remedy: &'static str,
     },
     /// The driver refused a call, or reports the failure of an earlier kernel.
-    #[error("the CUDA driver: {0}")]
-    Driver(String),
+    #[error("the {driver} driver: {reason}")]
+    Driver {
+        /// Whose driver.
+        driver: &'static str,
+        /// What it answered, and to what.
+        reason: String,
+    },
+    /// A library lacks a function.
+    #[error("{library} has no {symbol}; ROCm 5.2 or newer is needed")]
+    Incomplete {
+        /// The library's name.
+        library: &'static str,
+        /// The missing function.
+        symbol: &'static str,
+    },
     /// A library refused a call.
     #[error("{library}: {call} answered {status}")]
     Library {
@@ -30,14 +41,14 @@ pub enum CudaError {
         /// The status that it returned.
         status: String,
     },
-    /// NVRTC did not accept a kernel file.
+    /// The compiler did not accept a kernel file.
     #[error("the kernels of {source_name} do not compile for {architecture}:\n{log}")]
     Compile {
         /// The kernel file.
         source_name: String,
         /// The architecture it was compiled for.
         architecture: String,
-        /// NVRTC's log.
+        /// The compiler's log.
         log: String,
     },
     /// An operation or a type that this backend does not have.
@@ -45,18 +56,14 @@ pub enum CudaError {
     Unsupported(String),
 }
 
-impl CudaError {
+impl GpuError {
     /// Adds what the driver was asked to do.
     pub(crate) fn during(self, what: impl fmt::Display) -> Self {
         match self {
-            CudaError::Driver(reason) => CudaError::Driver(format!("{what}: {reason}")),
+            GpuError::Driver { driver, reason } => {
+                GpuError::Driver { driver, reason: format!("{what}: {reason}") }
+            }
             other => other,
         }
-    }
-}
-
-impl From<DriverError> for CudaError {
-    fn from(error: DriverError) -> Self {
-        CudaError::Driver(format!("{error:?}"))
     }
 }

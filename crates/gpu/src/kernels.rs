@@ -5,12 +5,9 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::rc::Rc;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::CUmodule;
-
-use super::error::CudaError;
-use super::nvrtc;
-use super::stream::{Argument, Function, Grid, Stream, Table};
+use crate::driver::{Function, Grid, Module, SourceText};
+use crate::error::GpuError;
+use crate::stream::{Argument, Stream, Table};
 use kintsugi_tensor::DType;
 
 /// The header that is prepended to every kernel file: types, conversions, reductions.
@@ -31,6 +28,16 @@ pub(crate) struct Source {
     pub(crate) name: &'static str,
     /// CUDA C++ that hipcc also compiles, unless the file includes one of [`HEADERS`] or names an architecture.
     pub(crate) text: &'static str,
+}
+
+/// The text that is compiled: the common header and the file, whose line numbers are the compiler's.
+pub(crate) fn with_header(source: SourceText) -> String {
+    format!("{COMMON}\n#line 1 \"{}.cu\"\n{}", source.name, source.text)
+}
+
+/// The definition of the number of threads of a warp, with which every file is compiled.
+pub(crate) fn warp_definition(threads: usize) -> String {
+    format!("WARP={threads}")
 }
 
 /// The architecture in the file's `// architecture:` line. `None` if the file compiles for every architecture.
@@ -76,7 +83,7 @@ pub(crate) struct Kernels {
 #[derive(Debug, Default)]
 struct Loaded {
     /// Keyed by file name and definitions; functions are keyed by kernel name and definitions.
-    modules: HashMap<String, CUmodule>,
+    modules: HashMap<String, Module>,
     functions: HashMap<String, Function>,
 }
 
@@ -98,7 +105,7 @@ impl Kernels {
         source: &'static Source,
         definitions: &[String],
         name: &str,
-    ) -> Result<Function, CudaError> {
+    ) -> Result<Function, GpuError> {
         let loaded = &mut *self.loaded.borrow_mut();
         let key = |name: &str| format!("{name} {}", definitions.join(" "));
         if let Some(&function) = loaded.functions.get(&key(name)) {
@@ -110,28 +117,12 @@ impl Kernels {
             None => *loaded.modules.entry(key(source.name)).or_insert(self.load(source, definitions)?),
         };
         let symbol = CString::new(name).expect("kernel names hold no zero");
-        // SAFETY: the module is loaded and is never unloaded before its context ends.
-        let function = Function(unsafe { result::module::get_function(module, symbol)? });
+        let function = self.stream.driver().function(module, &symbol)?;
         loaded.functions.insert(key(name), function);
         Ok(function)
     }
 
-    /// Enqueues the kernel `name` of a file.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub(crate) unsafe fn launch(
-        &self,
-        source: &'static Source,
-        name: &str,
-        grid: Grid,
-        arguments: &[Argument],
-    ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_with_table(source, name, grid, &[], arguments) }
-    }
-
-    /// The same for a kernel that takes a table by value before its other arguments.
+    /// Enqueues the kernel `name` of a file. It takes the table by value before its other arguments, if there is one.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -142,7 +133,7 @@ impl Kernels {
         grid: Grid,
         table: Table,
         arguments: &[Argument],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_defined(source, &[], name, grid, table, arguments) }
     }
@@ -159,7 +150,7 @@ impl Kernels {
         grid: Grid,
         table: Table,
         arguments: &[Argument],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         let function = self.defined(source, definitions, name)?;
         let launched = self.stream.launching(
             || name.to_owned(),
@@ -171,27 +162,31 @@ impl Kernels {
         launched.map_err(|error| error.during(format_args!("{name}, {grid:?}")))
     }
 
-    fn load(&self, source: &'static Source, definitions: &[String]) -> Result<CUmodule, CudaError> {
-        let (major, minor) = self.stream.capability();
-        let portable = format!("sm_{major}{minor}");
-        let architecture = architecture(source.text).unwrap_or(&portable);
-        let image = nvrtc::cubin(source.name, source.text, architecture, definitions)?;
-        // SAFETY: a whole image made for this architecture, and the context is current.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-        module
-            .map_err(|error| CudaError::from(error).during(format_args!("the kernels of {}.cu", source.name)))
+    fn load(&self, source: &'static Source, definitions: &[String]) -> Result<Module, GpuError> {
+        let driver = self.stream.driver();
+        let definitions = [&[warp_definition(driver.properties().warp)], definitions].concat();
+        let Source { name, text } = *source;
+        let image = driver.compile(SourceText {
+            name,
+            text,
+            architecture: architecture(text),
+            definitions: &definitions,
+        })?;
+        // SAFETY: a whole image made for this device, which is current.
+        let module = unsafe { driver.load(&image) };
+        module.map_err(|error| error.during(format_args!("the kernels of {name}.cu")))
     }
 }
 
 /// The suffix of a type in kernel names.
-pub(crate) fn suffix(dtype: DType) -> Result<&'static str, CudaError> {
+pub(crate) fn suffix(dtype: DType) -> Result<&'static str, GpuError> {
     match dtype {
         DType::F32 => Ok("f32"),
         DType::BF16 => Ok("bf16"),
         DType::F16 => Ok("f16"),
-        DType::F64 => Err(CudaError::Unsupported(
-            "f64 is for finite differences on the CPU: the CUDA backend computes in f32, bf16 and f16".into(),
+        DType::F64 => Err(GpuError::Unsupported(
+            "f64 is for finite differences on the CPU: GPUs compute in f32, bf16 and f16".into(),
         )),
-        DType::U32 | DType::U8 => Err(CudaError::Unsupported("token ids and bytes are not numbers".into())),
+        DType::U32 | DType::U8 => Err(GpuError::Unsupported("token ids and bytes are not numbers".into())),
     }
 }

@@ -1,8 +1,9 @@
 //! What every kernel launch needs: the kernels, the scratch buffer, and the number of blocks that fill the GPU.
 
-use super::error::CudaError;
+use super::driver::{DeviceRange, Grid, Properties};
+use super::error::GpuError;
 use super::kernels::{Kernels, Source, suffix};
-use super::stream::{Argument, DeviceRange, Grid, Stream, Table};
+use super::stream::{Argument, Stream, Table};
 use kintsugi_tensor::{AddressSpace, View};
 
 /// Elements that a thread moves at once if alignment allows (`PACK` of `common.cuh`).
@@ -10,9 +11,6 @@ pub(crate) const PACK: usize = 8;
 
 /// Packs are moved in pieces of this many bytes.
 const PIECE_BYTES: u64 = 16;
-
-/// Threads of a warp.
-const WARP: usize = 32;
 
 /// In kernels that sum columns: adjacent columns per block, and groups of threads that share the rows (`common.cuh`).
 pub(crate) const LANES: usize = 32;
@@ -30,12 +28,11 @@ pub(crate) struct Launcher {
     stream: Stream,
     kernels: Kernels,
     scratch: DeviceRange,
-    multiprocessors: usize,
 }
 
 impl Launcher {
     pub(crate) fn new(stream: &Stream, kernels: Kernels, scratch: DeviceRange) -> Self {
-        Launcher { stream: stream.clone(), kernels, scratch, multiprocessors: stream.multiprocessors() }
+        Launcher { stream: stream.clone(), kernels, scratch }
     }
 
     /// The grid of a grid-stride kernel over a flat array: as many blocks as the GPU runs at once, but no more than
@@ -43,7 +40,7 @@ impl Launcher {
     pub(crate) fn flat(&self, elements: usize, wide: bool) -> Grid {
         const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
         let turns = if wide { elements.div_ceil(PACK) } else { elements };
-        let most = self.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        let most = self.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR;
         Grid::new(turns.div_ceil(FLAT_THREADS).clamp(1, most), FLAT_THREADS as u32)
     }
 
@@ -51,31 +48,32 @@ impl Launcher {
     /// partial sums fit into the scratch buffer.
     pub(crate) fn row_chunks(&self, rows: usize, columns: usize, bytes_per_chunk: usize) -> usize {
         const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
-        let filling = (self.multiprocessors * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
+        let filling = (self.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
         let most = (self.scratch_bytes() / bytes_per_chunk).min(rows.div_ceil(GROUPS));
         filling.clamp(1, most.max(1))
     }
 
+    /// One block per row. Its threads share the row's `items`: whole warps, at most `most` threads.
+    pub(crate) fn per_row(&self, rows: usize, items: usize, most: usize) -> Grid {
+        let warp = self.properties().warp;
+        Grid::new(rows, items.next_multiple_of(warp).clamp(warp, most) as u32)
+    }
+
     /// Streaming multiprocessors of the device.
     pub(crate) fn multiprocessors(&self) -> usize {
-        self.multiprocessors
+        self.properties().multiprocessors
     }
 
-    /// Compute capability, major and minor.
-    pub(crate) fn capability(&self) -> (i32, i32) {
-        self.stream.capability()
-    }
-
-    /// Most shared memory that a block can request.
-    pub(crate) fn shared_bytes(&self) -> usize {
-        self.stream.shared_bytes()
+    /// What decides how kernels are launched.
+    pub(crate) fn properties(&self) -> &Properties {
+        self.stream.properties()
     }
 
     /// The address of the stream's scratch buffer. Fails if it has fewer than `bytes`.
-    pub(crate) fn scratch(&self, bytes: usize) -> Result<u64, CudaError> {
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<u64, GpuError> {
         if bytes as u64 > self.scratch.bytes {
             let have = self.scratch.bytes;
-            return Err(CudaError::Unsupported(format!(
+            return Err(GpuError::Unsupported(format!(
                 "a kernel needs {bytes} bytes of {have} scratch bytes"
             )));
         }
@@ -88,7 +86,7 @@ impl Launcher {
     }
 
     /// Sets bytes of the scratch buffer to zero.
-    pub(crate) fn clear_scratch(&self, at: u64, bytes: usize) -> Result<(), CudaError> {
+    pub(crate) fn clear_scratch(&self, at: u64, bytes: usize) -> Result<(), GpuError> {
         let inside =
             self.scratch.address <= at && at + bytes as u64 <= self.scratch.address + self.scratch.bytes;
         assert!(inside, "clearing outside of the scratch");
@@ -106,7 +104,7 @@ impl Launcher {
         name: &str,
         grid: Grid,
         arguments: &[Argument],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_with_table(source, name, grid, &[], arguments) }
     }
@@ -122,7 +120,7 @@ impl Launcher {
         grid: Grid,
         table: Table,
         arguments: &[Argument],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         if grid.blocks.0 == 0 {
             return Ok(());
         }
@@ -131,13 +129,8 @@ impl Launcher {
     }
 }
 
-/// One block per row. Its threads share the row's `items`: whole warps, at most `most` threads.
-pub(crate) fn per_row(rows: usize, items: usize, most: usize) -> Grid {
-    Grid::new(rows, items.next_multiple_of(WARP).clamp(WARP, most) as u32)
-}
-
 /// The suffix in kernel names of the type that these views share.
-pub(crate) fn common_suffix(views: &[View]) -> Result<&'static str, CudaError> {
+pub(crate) fn common_suffix(views: &[View]) -> Result<&'static str, GpuError> {
     let dtype = views[0].dtype();
     assert!(
         views.iter().all(|view| view.dtype() == dtype),

@@ -1,10 +1,9 @@
-//! The CUDA backend: every operation is enqueued on one stream, and only reads wait.
+//! The GPU backend: every operation is enqueued on one stream, and only reads wait.
 //!
-//! Matrix products use cuBLASLt or our own kernels, attention uses cuDNN or our own kernels, and everything else is a
+//! It is written once over a small seam to the driver (`driver.rs`) and to a library of matrix products
+//! (`products/library.rs`); [`CUDA`] and [`HIP`] implement both. Everything that is not a product, or on NVIDIA attention, is a
 //! kernel of `kernels/`, compiled at run time. Libraries are loaded at run time too; if one is missing,
-//! [`CudaBackend::new`] returns an error that names it.
-
-pub mod libraries;
+//! [`Platform::backend`] returns an error that names it.
 
 mod activation;
 mod attention;
@@ -12,21 +11,26 @@ mod backend;
 mod cache;
 mod cached_attention;
 mod column_sum;
+mod cuda;
+mod driver;
 mod elementwise;
 mod embedding;
 mod error;
 mod gpu;
+mod hip;
 mod host_waits;
+mod image_cache;
 mod kernels;
 mod launcher;
+mod library;
 mod loss;
-mod matmul;
 mod memory;
 mod norm;
 mod notice_handler;
-mod nvrtc;
 mod optimizer;
 mod pinned;
+mod platform;
+mod products;
 mod quantize;
 mod readback;
 mod replay;
@@ -34,29 +38,33 @@ mod rotary;
 mod side_stream;
 mod staging;
 mod stream;
-mod tensor_map;
 
-pub use error::CudaError;
-pub use gpu::{Gpu, NvmlDevice};
+pub use cuda::CUDA;
+pub use error::GpuError;
+pub use gpu::{Gpu, PowerMeter};
+pub use hip::HIP;
+pub use library::Report;
+pub use platform::Platform;
 
 use std::rc::Rc;
 
+use kintsugi_tensor::{Buffer, Category, DType, Device, Memory};
+
 use attention::Attentions;
+use driver::DeviceRange;
 use kernels::Kernels;
 use launcher::Launcher;
-use matmul::Products;
 use memory::DeviceSlab;
 use notice_handler::NoticeHandler;
+use products::Products;
 use readback::ReadbackPool;
 use replay::Replay;
 use staging::Staging;
-use stream::{DeviceRange, Stream};
+use stream::Stream;
 
-use kintsugi_tensor::{Buffer, Category, DType, Device, Memory};
-
-/// A rank on a CUDA device.
+/// A rank on a GPU.
 #[derive(Debug)]
-pub struct CudaBackend {
+pub struct GpuBackend {
     memory: Rc<dyn Memory>,
     stream: Stream,
     staging: Staging,
@@ -69,16 +77,20 @@ pub struct CudaBackend {
     _workspace: Buffer,
 }
 
-impl CudaBackend {
-    /// A backend on device number `device` that allocates `capacity` bytes of its memory at once, workspace included.
-    ///
-    /// With `deterministic` the same inputs give the same bits. The backward of attention is then slower, and matrix
-    /// products use cuBLASLt's first choice instead of the algorithm that measures fastest.
-    pub fn new(device: usize, capacity: u64, deterministic: bool) -> Result<Self, CudaError> {
-        let stream = Stream::new(device)?;
+impl GpuBackend {
+    /// See [`Platform::backend`].
+    pub(crate) fn new(
+        platform: &Platform,
+        device: usize,
+        capacity: u64,
+        deterministic: bool,
+    ) -> Result<Self, GpuError> {
+        let Device::Gpu { workspace: bytes, attention } = platform.device(deterministic) else {
+            unreachable!("a platform's devices are GPUs");
+        };
+        let stream = Stream::new((platform.open)(device)?)?;
         let slab = Rc::new(DeviceSlab::new(&stream, capacity)?);
         let memory: Rc<dyn Memory> = Rc::clone(&slab) as Rc<dyn Memory>;
-        let bytes = Device::cuda(deterministic).workspace_bytes();
         let elements = bytes as usize / DType::F64.bytes();
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
         let scratch = DeviceRange { address: workspace.address(), bytes };
@@ -86,9 +98,9 @@ impl CudaBackend {
         let notices = NoticeHandler::default();
         let products = Products::new(&stream, &kernels, scratch, &notices)?;
         products.tune(!deterministic);
-        Ok(CudaBackend {
+        Ok(GpuBackend {
             products,
-            attentions: Attentions::new(&stream, &kernels, deterministic, &notices)?,
+            attentions: Attentions::new(&stream, &kernels, deterministic, attention, &notices)?,
             launcher: Launcher::new(&stream, kernels, scratch),
             staging: Staging::new(&stream)?,
             readbacks: ReadbackPool::new(&stream),

@@ -1,9 +1,9 @@
 //! Cross-entropy: statistics of this rank's part of the vocabulary, then loss and gradient.
 
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::{LOSS, suffix};
-use super::launcher::{Launcher, PACK, aligned, per_row, pointer, size};
-use super::stream::Grid;
+use super::launcher::{Launcher, PACK, aligned, pointer, size};
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::{CrossEntropy, LossStatistics};
 
@@ -17,7 +17,7 @@ const STATIC_SHARED: usize = 1024;
 const LOSS_THREADS: u32 = 1024;
 
 /// See [`LossStatistics`].
-pub(super) fn statistics(launcher: &Launcher, op: &LossStatistics) -> Result<(), CudaError> {
+pub(super) fn statistics(launcher: &Launcher, op: &LossStatistics) -> Result<(), GpuError> {
     let wide = aligned(op.columns, &[op.logits]);
     let name = format!("loss_statistics_{}", suffix(op.logits.dtype())?);
     let arguments = [
@@ -30,11 +30,11 @@ pub(super) fn statistics(launcher: &Launcher, op: &LossStatistics) -> Result<(),
         wide.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&LOSS, &name, rows_grid(op.rows, op.columns, wide), &arguments) }
+    unsafe { launcher.launch(&LOSS, &name, rows_grid(launcher, op.rows, op.columns, wide), &arguments) }
 }
 
 /// See [`CrossEntropy`].
-pub(super) fn cross_entropy(launcher: &Launcher, op: &CrossEntropy) -> Result<(), CudaError> {
+pub(super) fn cross_entropy(launcher: &Launcher, op: &CrossEntropy) -> Result<(), GpuError> {
     match (op.own_statistics(), op.scale) {
         (Some(_), Some(scale)) if fits(launcher, op) => {
             whole(launcher, op, scale)?;
@@ -49,7 +49,7 @@ pub(super) fn cross_entropy(launcher: &Launcher, op: &CrossEntropy) -> Result<()
 
 /// Whether a row of the logits fits into shared memory, so that it is read only once.
 fn fits(launcher: &Launcher, op: &CrossEntropy) -> bool {
-    aligned(op.columns, &[op.logits]) && row_bytes(op) + STATIC_SHARED <= launcher.shared_bytes()
+    aligned(op.columns, &[op.logits]) && row_bytes(op) + STATIC_SHARED <= launcher.properties().shared_bytes
 }
 
 fn row_bytes(op: &CrossEntropy) -> usize {
@@ -57,7 +57,7 @@ fn row_bytes(op: &CrossEntropy) -> usize {
 }
 
 /// Statistics and gradient in one pass.
-fn whole(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), CudaError> {
+fn whole(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), GpuError> {
     let name = format!("cross_entropy_whole_{}", suffix(op.logits.dtype())?);
     let arguments = [
         pointer(op.logits),
@@ -69,13 +69,13 @@ fn whole(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), Cuda
         size(op.valid),
         size(op.columns),
     ];
-    let grid = Grid { shared: row_bytes(op) as u32, ..rows_grid(op.rows, op.columns, true) };
+    let grid = Grid { shared: row_bytes(op) as u32, ..rows_grid(launcher, op.rows, op.columns, true) };
     // SAFETY: as the kernel declares; the operation's shapes were checked, and a block may have this much memory.
     unsafe { launcher.launch(&LOSS, &name, grid, &arguments) }
 }
 
 /// Adds up the losses of all rows.
-fn loss(launcher: &Launcher, op: &CrossEntropy) -> Result<(), CudaError> {
+fn loss(launcher: &Launcher, op: &CrossEntropy) -> Result<(), GpuError> {
     let parts = op.parts as u32;
     let arguments = [pointer(op.statistics), pointer(op.loss), size(op.rows), parts.into()];
     // SAFETY: as the kernel declares; the operation's shapes were checked.
@@ -83,7 +83,7 @@ fn loss(launcher: &Launcher, op: &CrossEntropy) -> Result<(), CudaError> {
 }
 
 /// The gradient from statistics that were computed earlier.
-fn gradient(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), CudaError> {
+fn gradient(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), GpuError> {
     let wide = aligned(op.columns, &[op.logits]);
     let name = format!("cross_entropy_{}", suffix(op.logits.dtype())?);
     let arguments = [
@@ -100,10 +100,10 @@ fn gradient(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), C
         wide.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&LOSS, &name, rows_grid(op.rows, op.columns, wide), &arguments) }
+    unsafe { launcher.launch(&LOSS, &name, rows_grid(launcher, op.rows, op.columns, wide), &arguments) }
 }
 
 /// One block per row. In each iteration a thread handles a pack, or one element.
-fn rows_grid(rows: usize, columns: usize, wide: bool) -> Grid {
-    per_row(rows, if wide { columns / PACK } else { columns }, MAX_THREADS)
+fn rows_grid(launcher: &Launcher, rows: usize, columns: usize, wide: bool) -> Grid {
+    launcher.per_row(rows, if wide { columns / PACK } else { columns }, MAX_THREADS)
 }

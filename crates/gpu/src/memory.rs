@@ -1,12 +1,10 @@
 //! Device memory: one allocation of the planned size, divided by an [`Arena`].
 
-use cudarc::driver::result;
-
-use super::error::CudaError;
-use super::stream::Stream;
+use crate::error::GpuError;
+use crate::stream::Stream;
 use kintsugi_tensor::{AddressSpace, Arena, Block, Category, Memory, Usage};
 
-/// One `cuMemAlloc` of the planned capacity. Managed memory is not used, because it would page instead of failing.
+/// One allocation of the planned capacity. Managed memory is not used, because it would page instead of failing.
 #[derive(Debug)]
 pub(crate) struct DeviceSlab {
     stream: Stream,
@@ -17,12 +15,12 @@ pub(crate) struct DeviceSlab {
 
 impl DeviceSlab {
     /// Allocates `capacity` bytes on the device.
-    pub(crate) fn new(stream: &Stream, capacity: u64) -> Result<Self, CudaError> {
+    pub(crate) fn new(stream: &Stream, capacity: u64) -> Result<Self, GpuError> {
         let bytes = Arena::rounded(capacity);
-        // SAFETY: the stream's context is current on this thread; the memory is freed in `drop` only.
-        let address = unsafe { result::malloc_sync(bytes as usize) }.map_err(|error| {
-            let free = stream.context().mem_get_info().map_or(0, |(free, _)| free);
-            CudaError::Driver(format!("{bytes} bytes of memory were refused, {free} are free: {error:?}"))
+        // SAFETY: the device is current on this thread; the memory is freed in `drop` only.
+        let address = unsafe { stream.driver().allocate(bytes as usize) }.map_err(|error| {
+            let free = stream.driver().memory().map_or(0, |(free, _)| free);
+            error.during(format_args!("{bytes} bytes of memory were refused, {free} are free"))
         })?;
         let arena = Arena::new(AddressSpace::Device, address, bytes);
         Ok(DeviceSlab { stream: stream.clone(), address, bytes, arena })
@@ -62,8 +60,8 @@ impl Drop for DeviceSlab {
     fn drop(&mut self) {
         // A failure here belongs to an earlier kernel. A call that waits has reported it or will report it.
         let _ = self.stream.synchronize();
-        // SAFETY: the address came from `malloc_sync`, nothing enqueued uses it any more, and every buffer in it holds
-        // a reference to this slab.
-        let _ = unsafe { result::free_sync(self.address) };
+        // SAFETY: the address came from `allocate`, nothing enqueued uses it any more, and every buffer in it holds a
+        // reference to this slab.
+        unsafe { self.stream.driver().free(self.address) };
     }
 }

@@ -1,12 +1,13 @@
 //! LayerNorm and RMSNorm: chooses the kernel for the width, and the number of blocks that share the rows.
 
 use super::column_sum::sum_partials;
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::NORM;
 use super::launcher::{
-    COLUMN_THREADS, LANES, Launcher, PACK, aligned, common_suffix, per_row, pointer, pointer_or_null, size,
+    COLUMN_THREADS, LANES, Launcher, PACK, aligned, common_suffix, pointer, pointer_or_null, size,
 };
-use super::stream::{Argument, Grid};
+use super::stream::Argument;
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::{Gradient, Norm, NormBackward};
 
@@ -22,7 +23,7 @@ const HELD_BACKWARD: [(&str, usize, usize); 3] =
     [("held1", 1, 512), ("held2", 2, 512), ("held2_long", 2, 768)];
 
 /// See [`Norm`].
-pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
+pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), GpuError> {
     let mut views = vec![op.x, op.weight, op.out];
     views.extend(op.bias);
     let threads = op.width.div_ceil(PACK * HELD);
@@ -39,20 +40,21 @@ pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
         size(op.width),
         (op.epsilon as f32).into(),
     ];
-    let by_row = per_row(op.rows, items, MAX_THREADS);
+    let by_row = launcher.per_row(op.rows, items, MAX_THREADS);
     let blocks = op.rows.min(launcher.multiprocessors() * (MAX_THREADS / by_row.threads as usize));
     // SAFETY: as the kernel declares; the operation's shapes were checked.
     unsafe { launcher.launch(&NORM, &name, Grid::new(blocks, by_row.threads), &arguments) }
 }
 
 /// See [`NormBackward`].
-pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), CudaError> {
+pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), GpuError> {
     let sums: Vec<Gradient> = [Some(op.dweight), op.dbias, op.residual_sum].into_iter().flatten().collect();
     let bytes_per_part = 3 * op.width * size_of::<f32>();
     let mut views: Vec<View> = vec![op.dy, op.x, op.weight, op.dx];
     views.extend(op.residual);
     let dtype = common_suffix(&views)?;
-    let held = if aligned(op.width, &views) { held_backward(op.width) } else { None };
+    let held =
+        if aligned(op.width, &views) { held_backward(op.width, launcher.properties().warp) } else { None };
     let parts = match held {
         Some((_, threads)) => {
             // As many blocks as run at once, or fewer if their partial sums would not fit.
@@ -77,7 +79,7 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
             "any_weight",
             Grid { blocks: (columns as u32, parts as u32, 1), ..Grid::new(columns, COLUMN_THREADS) },
         )?;
-        launch("any_input", per_row(op.rows, op.width, MAX_THREADS))?;
+        launch("any_input", launcher.per_row(op.rows, op.width, MAX_THREADS))?;
     }
     if op.dbias.is_some() || op.residual_sum.is_none() {
         return sum_partials(launcher, partial, parts, op.width, &sums);
@@ -88,10 +90,10 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
 }
 
 /// Name and threads of the backward kernel that holds a row of this width, if there is one.
-fn held_backward(width: usize) -> Option<(&'static str, usize)> {
+fn held_backward(width: usize, warp: usize) -> Option<(&'static str, usize)> {
     HELD_BACKWARD
         .iter()
-        .map(|&(way, packs, most)| (way, width.div_ceil(PACK * packs).next_multiple_of(LANES), most))
+        .map(|&(way, packs, most)| (way, width.div_ceil(PACK * packs).next_multiple_of(warp), most))
         .find(|&(_, threads, most)| threads <= most)
         .map(|(way, threads, _)| (way, threads))
 }

@@ -1,9 +1,9 @@
 //! The end of a step: the norm of the gradients, the step's control values, and `AdamW`.
 
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::{OPTIMIZER, suffix};
 use super::launcher::{Launcher, device_address, pointer, pointer_or_null};
-use super::stream::Grid;
 use kintsugi_tensor::ops::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl};
 use kintsugi_tensor::{DType, View};
 
@@ -26,14 +26,14 @@ const THREADS: u32 = 256;
 const END_THREADS: u32 = 1024;
 
 /// See [`SumsOfSquares`]. One launch per [`SQUARES_PARTS`] parts, each followed by a small one that finishes the sums.
-pub(super) fn sums_of_squares(launcher: &Launcher, op: &SumsOfSquares) -> Result<(), CudaError> {
+pub(super) fn sums_of_squares(launcher: &Launcher, op: &SumsOfSquares) -> Result<(), GpuError> {
     for view in op.parts.iter().filter_map(|part| part.own).chain(op.total) {
         expect_f32("a sum of squares", view)?;
     }
     op.parts.chunks(SQUARES_PARTS).try_for_each(|parts| some_squares(launcher, parts, op.total))
 }
 
-fn some_squares(launcher: &Launcher, parts: &[Squares], total: Option<View>) -> Result<(), CudaError> {
+fn some_squares(launcher: &Launcher, parts: &[Squares], total: Option<View>) -> Result<(), GpuError> {
     let name = format!("squares_{}", suffix(parts[0].from.dtype())?);
     let (mut table, mut blocks) = ([0; SQUARES_PARTS * SQUARES_WORDS], 0);
     for (words, part) in table.as_chunks_mut::<SQUARES_WORDS>().0.iter_mut().zip(parts) {
@@ -60,7 +60,7 @@ fn block_and_flag(block: usize, flag: bool) -> u64 {
 }
 
 /// See [`UpdateControl`].
-pub(super) fn update_control(launcher: &Launcher, op: &UpdateControl) -> Result<(), CudaError> {
+pub(super) fn update_control(launcher: &Launcher, op: &UpdateControl) -> Result<(), GpuError> {
     for view in [op.control, op.sum_of_squares, op.loss_sum] {
         expect_f32("the control of a step", view)?;
     }
@@ -87,7 +87,7 @@ pub(super) fn update_control(launcher: &Launcher, op: &UpdateControl) -> Result<
 }
 
 /// See [`AdamW`]. One launch per [`UPDATE_SEGMENTS`] segments, over all parameters.
-pub(super) fn adamw(launcher: &Launcher, op: &AdamW) -> Result<(), CudaError> {
+pub(super) fn adamw(launcher: &Launcher, op: &AdamW) -> Result<(), GpuError> {
     expect_f32("the control of a step", op.control)?;
     let Some(first) = op.parameters.first() else { return Ok(()) };
     expect_f32("master weights", first.master)?;
@@ -96,7 +96,7 @@ pub(super) fn adamw(launcher: &Launcher, op: &AdamW) -> Result<(), CudaError> {
     let weights = first.weights.map_or(DType::BF16, |weights| weights.dtype());
     if !matches!(moments, DType::F32 | DType::BF16) || !matches!(weights, DType::BF16 | DType::F16) {
         let sentence = format!("AdamW has no kernel for moments in {moments:?} and weights in {weights:?}");
-        return Err(CudaError::Unsupported(sentence));
+        return Err(GpuError::Unsupported(sentence));
     }
     let name = format!("adamw_{}_{}_{}", suffix(first.gradient.dtype())?, suffix(moments)?, suffix(weights)?);
     let segments: Vec<(Parameters, Segment)> =
@@ -109,7 +109,7 @@ fn update(
     op: &AdamW,
     segments: &[(Parameters, Segment)],
     name: &str,
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let (mut table, mut blocks) = ([0; UPDATE_SEGMENTS * UPDATE_WORDS], 0);
     for (words, (of, segment)) in table.as_chunks_mut::<UPDATE_WORDS>().0.iter_mut().zip(segments) {
         let run = |view: View| device_address(view) + (segment.start * view.dtype().bytes()) as u64;
@@ -132,9 +132,9 @@ fn update(
     unsafe { launcher.launch_with_table(&OPTIMIZER, name, Grid::new(blocks, THREADS), &table, &arguments) }
 }
 
-fn expect_f32(what: &str, view: View) -> Result<(), CudaError> {
+fn expect_f32(what: &str, view: View) -> Result<(), GpuError> {
     if view.dtype() == DType::F32 {
         return Ok(());
     }
-    Err(CudaError::Unsupported(format!("{what} is kept in f32 on CUDA, not in {:?}", view.dtype())))
+    Err(GpuError::Unsupported(format!("{what} is kept in f32 on CUDA, not in {:?}", view.dtype())))
 }

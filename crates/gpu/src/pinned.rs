@@ -1,18 +1,15 @@
 //! Page-locked host memory. The GPU copies to and from it at the speed of the bus while the host continues. The driver
 //! stages copies of pageable memory itself, and waits for the stream first.
 
-use std::ffi::c_void;
-
-use cudarc::driver::result;
 use rayon::prelude::*;
 
-use super::error::CudaError;
-use super::stream::Stream;
+use crate::error::GpuError;
+use crate::stream::Stream;
 
 /// Bytes that one thread copies at a time. A second thread does not pay off below twice this size.
 const CHUNK: usize = 512 << 10;
 
-/// One `cuMemHostAlloc`. Its address never changes.
+/// One allocation. Its address never changes.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     stream: Stream,
@@ -22,12 +19,11 @@ pub(crate) struct Pinned {
 
 impl Pinned {
     /// Allocates `bytes` of zeroed host memory for copies on `stream`.
-    pub(crate) fn new(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
-        // SAFETY: the stream's context is current on this thread; the memory is freed in `drop` only.
-        let address = unsafe { result::malloc_host(bytes, 0) }.map_err(|error| {
-            CudaError::Driver(format!("{bytes} bytes of page-locked memory were refused: {error:?}"))
+    pub(crate) fn new(stream: &Stream, bytes: usize) -> Result<Self, GpuError> {
+        // SAFETY: the device is current on this thread; the memory is freed in `drop` only.
+        let address = unsafe { stream.driver().allocate_host(bytes) }.map_err(|error| {
+            error.during(format_args!("{bytes} bytes of page-locked memory were refused"))
         })?;
-        let address = address.cast::<u8>();
         // SAFETY: just allocated, and nobody else knows it.
         unsafe { address.write_bytes(0, bytes) };
         Ok(Pinned { stream: stream.clone(), address, bytes })
@@ -42,7 +38,7 @@ impl Pinned {
     ///
     /// # Safety
     /// `to` must be device memory with room for them.
-    pub(crate) unsafe fn upload(&self, at: usize, bytes: usize, to: u64) -> Result<(), CudaError> {
+    pub(crate) unsafe fn upload(&self, at: usize, bytes: usize, to: u64) -> Result<(), GpuError> {
         self.check(at, bytes);
         // SAFETY: inside the allocation, which lives until the stream has run; the rest is the caller's promise.
         unsafe { self.stream.upload(self.address.add(at), bytes, to) }
@@ -52,7 +48,7 @@ impl Pinned {
     ///
     /// # Safety
     /// `from` must be device memory of at least as many bytes.
-    pub(crate) unsafe fn download(&self, from: u64, bytes: usize) -> Result<(), CudaError> {
+    pub(crate) unsafe fn download(&self, from: u64, bytes: usize) -> Result<(), GpuError> {
         self.check(0, bytes);
         // SAFETY: as in `upload`.
         unsafe { self.stream.download(from, self.address, bytes) }
@@ -89,8 +85,8 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         // A failure here belongs to an earlier kernel. A call that waits has reported it or will report it.
         let _ = self.stream.synchronize();
-        // SAFETY: the address came from `malloc_host`, and nothing enqueued uses it any more.
-        let _ = unsafe { result::free_host(self.address.cast::<c_void>()) };
+        // SAFETY: the address came from `allocate_host`, and nothing enqueued uses it any more.
+        unsafe { self.stream.driver().free_host(self.address) };
     }
 }
 

@@ -1,9 +1,10 @@
 //! Quantisation in blocks with one scale each.
 
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::{QUANTIZE, suffix};
 use super::launcher::{Launcher, aligned, pointer, size};
-use super::stream::{Argument, Grid};
+use super::stream::Argument;
 use kintsugi_tensor::ops::{BlockFormat, Dequantize, Quantize, Requantize};
 
 /// Threads of a thread block, and the numbers that each holds in registers (`quantize.cu`). Together they have the largest block.
@@ -25,7 +26,7 @@ fn shape(elements: usize, format: BlockFormat) -> [Argument; 4] {
 }
 
 /// See [`Quantize`].
-pub(super) fn quantize(launcher: &Launcher, op: &Quantize) -> Result<(), CudaError> {
+pub(super) fn quantize(launcher: &Launcher, op: &Quantize) -> Result<(), GpuError> {
     let (elements, wide) = (op.elements(), aligned(op.elements(), &[op.x]));
     let name = format!("quantize_{}_{}", suffix(op.x.dtype())?, op.format.bits.count());
     let views = [pointer(op.x), pointer(op.out)];
@@ -36,7 +37,7 @@ pub(super) fn quantize(launcher: &Launcher, op: &Quantize) -> Result<(), CudaErr
 }
 
 /// See [`Dequantize`].
-pub(super) fn dequantize(launcher: &Launcher, op: &Dequantize) -> Result<(), CudaError> {
+pub(super) fn dequantize(launcher: &Launcher, op: &Dequantize) -> Result<(), GpuError> {
     let (elements, wide) = (op.elements(), aligned(op.elements(), &[op.out.view]));
     let name = format!("dequantize_{}_{}", suffix(op.out.view.dtype())?, op.format.bits.count());
     let views = [pointer(op.codes), pointer(op.out.view), count(op.parts), size(op.slices)];
@@ -48,7 +49,7 @@ pub(super) fn dequantize(launcher: &Launcher, op: &Dequantize) -> Result<(), Cud
 }
 
 /// See [`Requantize`].
-pub(super) fn requantize(launcher: &Launcher, op: &Requantize) -> Result<(), CudaError> {
+pub(super) fn requantize(launcher: &Launcher, op: &Requantize) -> Result<(), GpuError> {
     let name = format!("requantize_{}", op.format.bits.count());
     let views = [pointer(op.codes), pointer(op.out), count(op.parts), size(op.slices)];
     let arguments = [&views[..], &shape(op.elements, op.format)].concat();

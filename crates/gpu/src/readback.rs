@@ -5,13 +5,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cudarc::driver::CudaEvent;
-use cudarc::driver::sys::CUevent_flags;
-
-use super::error::CudaError;
 use super::host_waits::HostWaits;
 use super::pinned::Pinned;
 use super::stream::Stream;
+use crate::driver::Event;
+use crate::error::GpuError;
 
 /// Bytes of a page.
 const BYTES: usize = 4096;
@@ -26,7 +24,7 @@ pub(crate) struct ReadbackPool {
 #[derive(Debug)]
 struct PinnedPage {
     memory: Pinned,
-    completed: CudaEvent,
+    completed: Box<dyn Event>,
 }
 
 /// A copy to the host that is in flight. If it is dropped without waiting, its page is reused at once, which is safe
@@ -49,13 +47,13 @@ impl ReadbackPool {
     ///
     /// # Safety
     /// `from` must be device memory of at least `bytes`.
-    pub(crate) unsafe fn fetch(&self, from: u64, bytes: usize) -> Result<Readback, CudaError> {
+    pub(crate) unsafe fn fetch(&self, from: u64, bytes: usize) -> Result<Readback, GpuError> {
         let free = self.free.borrow_mut().pop();
         let page = match free {
             Some(page) => page,
             None => PinnedPage {
                 memory: Pinned::new(&self.stream, BYTES)?,
-                completed: self.stream.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?,
+                completed: self.stream.driver().event(false)?,
             },
         };
         // SAFETY: the caller's promise.
@@ -68,7 +66,7 @@ impl ReadbackPool {
 
 impl Readback {
     /// Waits for the copy, but for nothing that was enqueued after it.
-    pub(crate) fn wait(&self) -> Result<Vec<u8>, CudaError> {
+    pub(crate) fn wait(&self) -> Result<Vec<u8>, GpuError> {
         let page = self.page.as_ref().expect("a page until it is dropped");
         self.waits.during(|| page.completed.synchronize())?;
         let mut bytes = vec![0; self.bytes];

@@ -1,4 +1,4 @@
-//! Replay of a training step as a CUDA graph: captured once, then launched with one call.
+//! Replay of a training step as a graph: captured once, then launched with one call.
 //!
 //! The backend detects by itself that steps are identical. Every enqueued operation and every allocated address is
 //! added to a digest ([`Stream::add_to_digest`]), and so is everything that happens only at first calls
@@ -10,13 +10,11 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaEvent, CudaGraph};
-
-use super::error::CudaError;
 use super::memory::DeviceSlab;
 use super::pinned::Pinned;
 use super::stream::Stream;
+use crate::driver::{Event, Graph};
+use crate::error::GpuError;
 use kintsugi_tensor::{ReplayOutcome, ReplayRequest};
 
 /// Graphs that alternate.
@@ -45,7 +43,7 @@ enum Mode {
     /// A step is enqueued and its signature recorded. So far it has uploaded this many bytes of tokens.
     Recording { bytes: usize },
     /// A step is captured. Its operations have not run, so after a failure the step can start repeated.
-    Capturing { tokens: PinnedTokens, failure: Option<CudaError> },
+    Capturing { tokens: PinnedTokens, failure: Option<GpuError> },
 }
 
 /// Identifies a step: steps with equal signatures do the same work.
@@ -85,13 +83,13 @@ struct PinnedTokens {
 }
 
 struct CapturedStep {
-    graph: CudaGraph,
+    graph: Box<dyn Graph>,
     tokens: PinnedTokens,
     /// Memory that was free when the step was captured. The graph's addresses are valid only if the same memory is
     /// free.
     free: Vec<(u64, u64)>,
     /// Completion of its last launch.
-    ran: CudaEvent,
+    ran: Box<dyn Event>,
 }
 
 impl Replay {
@@ -109,10 +107,7 @@ impl Replay {
     }
 
     /// See [`Backend::replay_step`](kintsugi_tensor::Backend::replay_step).
-    pub(crate) fn replay_step(
-        &self,
-        step: &mut dyn FnMut(ReplayRequest),
-    ) -> Result<ReplayOutcome, CudaError> {
+    pub(crate) fn replay_step(&self, step: &mut dyn FnMut(ReplayRequest)) -> Result<ReplayOutcome, GpuError> {
         if self.refused.get() {
             step(ReplayRequest::WholeStep);
             return Ok(ReplayOutcome::Enqueued);
@@ -144,7 +139,7 @@ impl Replay {
     ///
     /// # Safety
     /// `to` must be device memory with room for `bytes`.
-    pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<bool, CudaError> {
+    pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<bool, GpuError> {
         match &mut *self.mode.borrow_mut() {
             Mode::Idle => Ok(false),
             Mode::Recording { bytes: sum } => {
@@ -155,7 +150,7 @@ impl Replay {
                 let at = tokens.bytes;
                 tokens.bytes += bytes.len();
                 if tokens.bytes > tokens.memory.bytes() {
-                    return Err(CudaError::Unsupported(DIFFERS.to_owned()));
+                    return Err(GpuError::Unsupported(DIFFERS.to_owned()));
                 }
                 // SAFETY: nothing reads these bytes before the graph is launched; the rest is the caller's promise.
                 unsafe {
@@ -168,7 +163,7 @@ impl Replay {
     }
 
     /// Stores a failure if a step is being captured; returns it otherwise.
-    pub(crate) fn defer_failure(&self, error: CudaError) -> Result<(), CudaError> {
+    pub(crate) fn defer_failure(&self, error: GpuError) -> Result<(), GpuError> {
         match &mut *self.mode.borrow_mut() {
             Mode::Capturing { failure, .. } => {
                 failure.get_or_insert(error);
@@ -204,30 +199,30 @@ impl Replay {
         &self,
         expected: StepSignature,
         step: &mut dyn FnMut(ReplayRequest),
-    ) -> Result<CapturedStep, CudaError> {
-        let ran = self.stream.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
+    ) -> Result<CapturedStep, GpuError> {
+        let ran = self.stream.driver().event(false)?;
         let tokens = PinnedTokens { memory: Pinned::new(&self.stream, expected.bytes.max(1))?, bytes: 0 };
         let queue = self.stream.queue();
-        queue.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        queue.begin_capture()?;
         self.mode.replace(Mode::Capturing { tokens, failure: None });
         self.stream.begin_digest();
         step(ReplayRequest::WholeStep);
         let Mode::Capturing { tokens, failure } = self.mode.replace(Mode::Idle) else {
             unreachable!("a step does not end its own capture");
         };
-        let graph = queue.end_capture(CUgraphInstantiate_flags(0));
+        let graph = queue.end_capture();
         if let Some(failure) = failure {
             return Err(failure);
         }
-        let graph = graph?.ok_or_else(|| CudaError::Driver("a captured step has no graph".to_owned()))?;
+        let graph = graph?.ok_or_else(|| GpuError::Unsupported("a captured step has no graph".to_owned()))?;
         if (self.stream.digest(), tokens.bytes) != (expected.digest, expected.bytes) {
-            return Err(CudaError::Unsupported(DIFFERS.to_owned()));
+            return Err(GpuError::Unsupported(DIFFERS.to_owned()));
         }
         Ok(CapturedStep { graph, tokens, free: expected.free, ran })
     }
 
     /// Launches a captured step for the first time. It replaces the graph that was captured when other memory was free.
-    fn first_launch(&self, captured: CapturedStep) -> Result<(), CudaError> {
+    fn first_launch(&self, captured: CapturedStep) -> Result<(), GpuError> {
         let turn = self.turn.get();
         self.launch(&captured)?;
         let mut graphs = self.graphs.borrow_mut();
@@ -238,7 +233,7 @@ impl Replay {
         Ok(())
     }
 
-    fn launch(&self, captured: &CapturedStep) -> Result<(), CudaError> {
+    fn launch(&self, captured: &CapturedStep) -> Result<(), GpuError> {
         captured.graph.launch()?;
         captured.ran.record(self.stream.queue())?;
         self.turn.set((self.turn.get() + 1) % GRAPHS);
@@ -248,9 +243,9 @@ impl Replay {
 
 impl CapturedStep {
     /// Writes new tokens over the old ones, after the last launch has read those.
-    fn refill(&self, stream: &Stream, step: &mut dyn FnMut(ReplayRequest)) -> Result<(), CudaError> {
+    fn refill(&self, stream: &Stream, step: &mut dyn FnMut(ReplayRequest)) -> Result<(), GpuError> {
         // The result of that launch has been read, unless the caller has more steps in flight than there are graphs.
-        if !self.ran.try_is_complete()? {
+        if !self.ran.is_complete()? {
             stream.host_waits().counted(|| self.ran.synchronize())?;
         }
         let mut at = 0;

@@ -2,16 +2,16 @@
 
 use kintsugi_spec::RotaryScaling;
 
-use super::error::CudaError;
+use super::driver::Grid;
+use super::error::GpuError;
 use super::kernels::{ROTARY, suffix};
 use super::launcher::{Launcher, PACK, aligned, pointer, pointer_or_null, size};
-use super::stream::Grid;
 use kintsugi_tensor::ops::Rotary;
 
 const THREADS: usize = 128;
 
 /// See [`Rotary`].
-pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), CudaError> {
+pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), GpuError> {
     let pairs = op.dims / 2;
     if pairs == 0 {
         return Ok(());

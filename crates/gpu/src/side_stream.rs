@@ -1,4 +1,4 @@
-//! Side streams of a CUDA device: ordered against the compute stream by events.
+//! Side streams of a GPU: ordered against the compute stream by events.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -6,13 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::sys::CUevent_flags;
-use cudarc::driver::{CudaEvent, CudaStream, result};
-
-use super::error::CudaError;
 use super::host_waits::HostWaits;
 use super::replay::Replay;
 use super::stream::{Stream, TimingEvent};
+use crate::driver::{Driver, Event, Queue};
+use crate::error::GpuError;
 use kintsugi_tensor::{Launch, LaunchedTransfer, Mark};
 use kintsugi_tensor::{SideEvent, SideStream, SideTransfer, StreamWatch};
 
@@ -21,9 +19,9 @@ use kintsugi_tensor::{SideEvent, SideStream, SideTransfer, StreamWatch};
 const PRIORITY: i32 = -1;
 
 /// A stream beside the compute stream of a rank.
-pub(crate) struct CudaSideStream {
+pub(crate) struct GpuSideStream {
     compute: Stream,
-    queue: Arc<CudaStream>,
+    queue: Arc<dyn Queue>,
     /// The name in a trace.
     name: Arc<str>,
     events: EventPool,
@@ -33,19 +31,19 @@ pub(crate) struct CudaSideStream {
 /// Events without timestamps. An event can be recorded again as soon as a stream has been told to wait for it.
 #[derive(Debug, Default)]
 struct EventPool {
-    all: RefCell<Vec<CudaEvent>>,
+    all: RefCell<Vec<Box<dyn Event>>>,
     free: RefCell<Vec<usize>>,
 }
 
 impl EventPool {
     /// Records an event on a stream.
-    fn record(&self, queue: &CudaStream) -> Result<usize, CudaError> {
+    fn record(&self, driver: &dyn Driver, queue: &dyn Queue) -> Result<usize, GpuError> {
         let free = self.free.borrow_mut().pop();
         let mut all = self.all.borrow_mut();
         let index = if let Some(index) = free {
             index
         } else {
-            all.push(queue.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?);
+            all.push(driver.event(false)?);
             all.len() - 1
         };
         all[index].record(queue)?;
@@ -53,19 +51,19 @@ impl EventPool {
     }
 
     /// Lets a stream wait for an event, which is free afterwards.
-    fn wait(&self, queue: &CudaStream, index: usize) -> Result<(), CudaError> {
-        let waits = queue.wait(&self.all.borrow()[index]);
+    fn wait(&self, queue: &dyn Queue, index: usize) -> Result<(), GpuError> {
+        let waits = queue.wait(&*self.all.borrow()[index]);
         self.free.borrow_mut().push(index);
-        Ok(waits?)
+        waits
     }
 }
 
-impl CudaSideStream {
+impl GpuSideStream {
     /// A new stream on the device of `compute`.
-    pub(crate) fn new(compute: &Stream, name: &str, replay: &Rc<Replay>) -> Result<Self, CudaError> {
-        Ok(CudaSideStream {
+    pub(crate) fn new(compute: &Stream, name: &str, replay: &Rc<Replay>) -> Result<Self, GpuError> {
+        Ok(GpuSideStream {
             compute: compute.clone(),
-            queue: compute.context().new_stream_with_priority(PRIORITY)?,
+            queue: compute.driver().stream(Some(PRIORITY))?,
             name: name.into(),
             events: EventPool::default(),
             replay: Rc::clone(replay),
@@ -76,34 +74,34 @@ impl CudaSideStream {
         &self,
         transfer: &SideTransfer,
         enqueue: &mut dyn FnMut(*mut c_void),
-    ) -> Result<usize, CudaError> {
-        let handle = self.queue.cu_stream();
+    ) -> Result<usize, GpuError> {
+        let handle = self.queue.handle();
         self.compute.add_to_digest([handle as u64].into_iter().chain(transfer.words.iter().copied()));
-        let before = self.events.record(self.compute.queue())?;
-        self.events.wait(&self.queue, before)?;
+        let before = self.events.record(&**self.compute.driver(), self.compute.queue())?;
+        self.events.wait(&*self.queue, before)?;
         let (enqueued, begun) = (Instant::now(), self.timestamp()?);
-        enqueue(handle.cast());
+        enqueue(handle);
         if let (Some(begun), Some(ended)) = (begun, self.timestamp()?) {
             let launched = LaunchedTransfer { stream: Arc::clone(&self.name), bytes: transfer.bytes };
             let (name, transfer) = ((transfer.name)(), Some(launched));
             self.compute.add_launch(Launch { name, transfer, enqueued, begun, ended });
         }
-        self.events.record(&self.queue)
+        self.events.record(&**self.compute.driver(), &*self.queue)
     }
 
     /// A timestamp on this stream, if launches are recorded.
-    fn timestamp(&self) -> Result<Option<Mark>, CudaError> {
-        let event = self.compute.records_launches().then(|| TimingEvent::on(&self.queue)).transpose()?;
+    fn timestamp(&self) -> Result<Option<Mark>, GpuError> {
+        let on = || TimingEvent::on(&**self.compute.driver(), &*self.queue);
+        let event = self.compute.records_launches().then(on).transpose()?;
         Ok(event.map(Mark::on_device))
     }
 
     /// Waits for this stream. A failure belongs to an earlier operation, whose result reports it when it is read.
     fn synchronize(&self) {
-        // SAFETY: a live stream.
-        let _ = unsafe { result::stream::synchronize(self.queue.cu_stream()) };
+        self.queue.drain();
     }
 
-    fn done<T>(&self, result: Result<T, CudaError>) -> Option<T> {
+    fn done<T>(&self, result: Result<T, GpuError>) -> Option<T> {
         let deferred = |error| self.replay.defer_failure(error).map(|()| None);
         result.map(Some).or_else(deferred).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -112,7 +110,7 @@ impl CudaSideStream {
 /// The event of a transfer that a failing capture did not enqueue.
 const NOT_ENQUEUED: usize = usize::MAX;
 
-impl SideStream for CudaSideStream {
+impl SideStream for GpuSideStream {
     fn start(&self, transfer: &SideTransfer, enqueue: &mut dyn FnMut(*mut c_void)) -> SideEvent {
         SideEvent(self.done(self.enqueue(transfer, enqueue)).unwrap_or(NOT_ENQUEUED))
     }
@@ -129,22 +127,19 @@ impl SideStream for CudaSideStream {
     }
 
     fn watch(&self) -> Box<dyn StreamWatch> {
-        Box::new(CudaWatch { queue: Arc::clone(&self.queue), waits: Arc::clone(self.compute.host_waits()) })
+        Box::new(GpuWatch { queue: Arc::clone(&self.queue), waits: Arc::clone(self.compute.host_waits()) })
     }
 }
 
 /// See [`StreamWatch`].
-struct CudaWatch {
-    queue: Arc<CudaStream>,
+struct GpuWatch {
+    queue: Arc<dyn Queue>,
     waits: Arc<HostWaits>,
 }
 
-impl StreamWatch for CudaWatch {
+impl StreamWatch for GpuWatch {
     fn is_idle(&self) -> bool {
-        use cudarc::driver::sys::{CUresult, cuStreamQuery};
-        // SAFETY: the stream lives as long as this. The driver allows queries from any thread with its context.
-        self.queue.context().bind_to_thread().is_ok()
-            && unsafe { cuStreamQuery(self.queue.cu_stream()) } != CUresult::CUDA_ERROR_NOT_READY
+        self.queue.is_idle()
     }
 
     fn host_wait(&self) -> Option<u64> {
@@ -152,7 +147,7 @@ impl StreamWatch for CudaWatch {
     }
 }
 
-impl Drop for CudaSideStream {
+impl Drop for GpuSideStream {
     fn drop(&mut self) {
         self.synchronize();
     }

@@ -3,12 +3,10 @@
 
 use std::cell::Cell;
 
-use cudarc::driver::CudaEvent;
-use cudarc::driver::sys::CUevent_flags;
-
-use super::error::CudaError;
 use super::pinned::Pinned;
 use super::stream::Stream;
+use crate::driver::Event;
+use crate::error::GpuError;
 
 /// Bytes per slot. One copy takes about 150 µs on the bus, so its start-up time does not matter.
 const SLOT: usize = 8 << 20;
@@ -29,14 +27,14 @@ pub(crate) struct Staging {
 struct Slot {
     memory: Pinned,
     /// Completion of the last copy through this slot, recorded when the other slot took over.
-    done: CudaEvent,
+    done: Box<dyn Event>,
 }
 
 impl Staging {
     /// Allocates both slots.
-    pub(crate) fn new(stream: &Stream) -> Result<Self, CudaError> {
-        let slot = || -> Result<Slot, CudaError> {
-            let done = stream.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
+    pub(crate) fn new(stream: &Stream) -> Result<Self, GpuError> {
+        let slot = || -> Result<Slot, GpuError> {
+            let done = stream.driver().event(false)?;
             Ok(Slot { memory: Pinned::new(stream, SLOT)?, done })
         };
         Ok(Staging { stream: stream.clone(), slots: [slot()?, slot()?], place: Cell::default() })
@@ -47,7 +45,7 @@ impl Staging {
     ///
     /// # Safety
     /// `to` must be device memory with room for `bytes`.
-    pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<(), CudaError> {
+    pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<(), GpuError> {
         for (i, part) in bytes.chunks(SLOT).enumerate() {
             let (slot, at) = self.reserve(part.len())?;
             // SAFETY: the range was reserved; the rest is the caller's promise.
@@ -60,7 +58,7 @@ impl Staging {
     }
 
     /// Reserves a range of a slot that no enqueued copy uses.
-    fn reserve(&self, bytes: usize) -> Result<(&Slot, usize), CudaError> {
+    fn reserve(&self, bytes: usize) -> Result<(&Slot, usize), GpuError> {
         let (mut slot, mut at) = self.place.get();
         if at + bytes > SLOT {
             self.slots[slot].done.record(self.stream.queue())?;
@@ -75,7 +73,7 @@ impl Staging {
     ///
     /// # Safety
     /// `from` must be device memory of at least as many bytes as `to` has.
-    pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
+    pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
         // The stream runs earlier uploads from the slots first, so their bytes may be overwritten.
         let mut coming: Option<(&Slot, &mut [u8])> = None;
         for (i, part) in to.chunks_mut(SLOT).enumerate() {
@@ -98,15 +96,15 @@ impl Staging {
 
 impl Slot {
     /// Waits until the slot's copies have run, which is long ago unless both slots were filled at once.
-    fn make_free(&self, stream: &Stream) -> Result<(), CudaError> {
-        if !self.done.try_is_complete()? {
+    fn make_free(&self, stream: &Stream) -> Result<(), GpuError> {
+        if !self.done.is_complete()? {
             stream.host_waits().counted(|| self.done.synchronize())?;
         }
         Ok(())
     }
 
     /// Waits for the slot's last copy, then reads its bytes.
-    fn empty(&self, stream: &Stream, to: &mut [u8]) -> Result<(), CudaError> {
+    fn empty(&self, stream: &Stream, to: &mut [u8]) -> Result<(), GpuError> {
         stream.host_waits().counted(|| self.done.synchronize())?;
         // SAFETY: the copy to this slot has run, and the next is enqueued after this.
         unsafe { self.memory.get(to) };

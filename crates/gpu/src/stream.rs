@@ -8,48 +8,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
-
-use super::error::CudaError;
-use super::host_waits::HostWaits;
-use super::libraries;
+use crate::driver::{Driver, Event, Function, Grid, Properties, Queue};
+use crate::error::GpuError;
+use crate::host_waits::HostWaits;
 use kintsugi_tensor::{DeviceTimestamp, Launch, Mark};
-
-/// Shared memory that a block gets without opting in to more.
-const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
-
-/// A range of device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceRange {
-    /// Device pointer.
-    pub(crate) address: u64,
-    /// Bytes from there.
-    pub(crate) bytes: u64,
-}
-
-/// A loaded kernel. It stays valid as long as the device's context.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Function(pub(crate) sys::CUfunction);
-
-/// The launch configuration of a kernel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    /// Blocks along x, y, z.
-    pub(crate) blocks: (u32, u32, u32),
-    /// Threads per block.
-    pub(crate) threads: u32,
-    /// Dynamic shared memory per block, in bytes.
-    pub(crate) shared: u32,
-}
-
-impl Grid {
-    /// Blocks in one dimension, no dynamic shared memory.
-    pub(crate) fn new(blocks: usize, threads: u32) -> Self {
-        let blocks = u32::try_from(blocks).expect("a grid of more blocks than the GPU counts");
-        Grid { blocks: (blocks, 1, 1), threads, shared: 0 }
-    }
-}
 
 /// A kernel argument passed by value. Its bytes come first, as on every little-endian machine.
 #[derive(Clone, Copy, Debug)]
@@ -88,19 +50,21 @@ impl From<f64> for Argument {
     }
 }
 
-/// A CUDA event with a timestamp.
+/// An event with a timestamp.
 #[derive(Debug)]
-pub(crate) struct TimingEvent(CudaEvent);
+pub(crate) struct TimingEvent(Box<dyn Event>);
 
 impl TimingEvent {
     /// Records a timestamp after everything enqueued on a stream so far.
-    pub(crate) fn on(queue: &CudaStream) -> Result<Self, CudaError> {
-        Ok(TimingEvent(queue.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?))
+    pub(crate) fn on(driver: &dyn Driver, queue: &dyn Queue) -> Result<Self, GpuError> {
+        let event = driver.event(true)?;
+        event.record(queue)?;
+        Ok(TimingEvent(event))
     }
 
     /// The time since an earlier event. Waits for both.
-    pub(crate) fn since(&self, earlier: &TimingEvent) -> Result<Duration, CudaError> {
-        let ms = earlier.0.elapsed_ms(&self.0)?;
+    pub(crate) fn since(&self, earlier: &TimingEvent) -> Result<Duration, GpuError> {
+        let ms = self.0.ms_since(&*earlier.0)?;
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 }
@@ -114,14 +78,11 @@ impl DeviceTimestamp for TimingEvent {
 
 /// A device and the stream on which a rank's operations are enqueued.
 ///
-/// The thread that creates the stream makes the device's primary context current. A rank stays on that thread.
+/// The thread that opens the device makes it current. A rank stays on that thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
-    context: Arc<CudaContext>,
-    queue: Arc<CudaStream>,
-    multiprocessors: u32,
-    shared_bytes: u32,
-    capability: (i32, i32),
+    driver: Arc<dyn Driver>,
+    queue: Arc<dyn Queue>,
     /// A hash of everything enqueued since [`Stream::begin_digest`], and the number of calls of
     /// [`Stream::mark_not_repeatable`].
     digest: Rc<Cell<u64>>,
@@ -132,23 +93,12 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// A new stream on device number `device`.
-    pub(crate) fn new(device: usize) -> Result<Self, CudaError> {
-        libraries::DRIVER.require()?;
-        let context = CudaContext::new(device)?;
-        let queue = context.new_stream()?;
-        let multiprocessors =
-            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
-        let shared_bytes = context
-            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
-            as u32;
-        let capability = context.compute_capability()?;
+    /// A new stream on a device.
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self, GpuError> {
+        let queue = driver.stream(None)?;
         Ok(Stream {
-            context,
+            driver,
             queue,
-            multiprocessors,
-            shared_bytes,
-            capability,
             digest: Rc::default(),
             not_repeatable: Rc::default(),
             launches: Rc::default(),
@@ -156,34 +106,24 @@ impl Stream {
         })
     }
 
-    /// The device's primary context.
-    pub(crate) fn context(&self) -> &Arc<CudaContext> {
-        &self.context
+    /// The device.
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
     }
 
     /// The raw handle, for libraries.
-    pub(crate) fn handle(&self) -> sys::CUstream {
-        self.queue.cu_stream()
+    pub(crate) fn handle(&self) -> *mut c_void {
+        self.queue.handle()
     }
 
     /// The stream itself, for events and captures.
-    pub(crate) fn queue(&self) -> &Arc<CudaStream> {
-        &self.queue
+    pub(crate) fn queue(&self) -> &dyn Queue {
+        &*self.queue
     }
 
-    /// Streaming multiprocessors of the device.
-    pub(crate) fn multiprocessors(&self) -> usize {
-        self.multiprocessors as usize
-    }
-
-    /// Most shared memory that a block can request, in bytes.
-    pub(crate) fn shared_bytes(&self) -> usize {
-        self.shared_bytes as usize
-    }
-
-    /// Compute capability, major and minor: (9, 0) on an H200.
-    pub(crate) fn capability(&self) -> (i32, i32) {
-        self.capability
+    /// What decides how kernels are compiled and launched.
+    pub(crate) fn properties(&self) -> &Properties {
+        self.driver.properties()
     }
 
     /// Resets the digest.
@@ -219,8 +159,8 @@ impl Stream {
     }
 
     /// Records a timestamp after everything enqueued so far.
-    pub(crate) fn timing_event(&self) -> Result<TimingEvent, CudaError> {
-        TimingEvent::on(&self.queue)
+    pub(crate) fn timing_event(&self) -> Result<TimingEvent, GpuError> {
+        TimingEvent::on(&*self.driver, &*self.queue)
     }
 
     /// Records every launch from now on.
@@ -254,8 +194,8 @@ impl Stream {
     pub(crate) fn launching<T>(
         &self,
         name: impl FnOnce() -> String,
-        enqueue: impl FnOnce() -> Result<T, CudaError>,
-    ) -> Result<T, CudaError> {
+        enqueue: impl FnOnce() -> Result<T, GpuError>,
+    ) -> Result<T, GpuError> {
         if !self.records_launches() {
             return enqueue();
         }
@@ -267,8 +207,8 @@ impl Stream {
     }
 
     /// Waits until everything enqueued is done. Reports the failure of an earlier kernel.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        Ok(self.host_waits.counted(|| self.queue.synchronize())?)
+    pub(crate) fn synchronize(&self) -> Result<(), GpuError> {
+        self.host_waits.counted(|| self.queue.synchronize())
     }
 
     /// Enqueues a kernel. An empty table means that the kernel takes none.
@@ -282,16 +222,7 @@ impl Stream {
         grid: Grid,
         table: Table,
         arguments: &[Argument],
-    ) -> Result<(), CudaError> {
-        if grid.shared > DEFAULT_SHARED_BYTES {
-            let room = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // The largest share of the on-chip memory as shared memory, so that as many blocks as possible fit.
-            let share = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-            for (attribute, value) in [(room, grid.shared as i32), (share, 100)] {
-                // SAFETY: a loaded kernel.
-                unsafe { result::function::set_function_attribute(function.0, attribute, value)? };
-            }
-        }
+    ) -> Result<(), GpuError> {
         let (x, y, z) = grid.blocks;
         self.add_to_digest([
             function.0 as u64,
@@ -307,60 +238,35 @@ impl Stream {
         let words = arguments.iter().map(|argument| std::ptr::from_ref(&argument.0));
         let mut parameters: Vec<*mut c_void> =
             table.into_iter().chain(words).map(|word| word.cast_mut().cast()).collect();
-        // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
-        unsafe {
-            result::launch_kernel(
-                function.0,
-                grid.blocks,
-                (grid.threads, 1, 1),
-                grid.shared,
-                self.handle(),
-                &mut parameters,
-            )?;
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.launch(function, grid, &*self.queue, &mut parameters) }
     }
 
     /// Enqueues a copy of `bytes` from page-locked memory.
     ///
     /// # Safety
     /// Both ranges must have `bytes` bytes and live until the copy has run. `from` must not be written before that.
-    pub(crate) unsafe fn upload(&self, from: *const u8, bytes: usize, to: u64) -> Result<(), CudaError> {
+    pub(crate) unsafe fn upload(&self, from: *const u8, bytes: usize, to: u64) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
-        self.launching(
-            || "upload".to_owned(),
-            || unsafe {
-                let from = std::slice::from_raw_parts(from, bytes);
-                Ok(result::memcpy_htod_async(to, from, self.handle())?)
-            },
-        )
+        self.launching(|| "upload".to_owned(), || unsafe { self.queue.upload(from, bytes, to) })
     }
 
     /// Enqueues a copy of `bytes` to page-locked memory.
     ///
     /// # Safety
     /// Both ranges must have `bytes` bytes and live until the copy has run. `to` must not be used before that.
-    pub(crate) unsafe fn download(&self, from: u64, to: *mut u8, bytes: usize) -> Result<(), CudaError> {
+    pub(crate) unsafe fn download(&self, from: u64, to: *mut u8, bytes: usize) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
-        self.launching(
-            || "download".to_owned(),
-            || unsafe {
-                let to = std::slice::from_raw_parts_mut(to, bytes);
-                Ok(result::memcpy_dtoh_async(to, from, self.handle())?)
-            },
-        )
+        self.launching(|| "download".to_owned(), || unsafe { self.queue.download(from, to, bytes) })
     }
 
     /// Sets every byte to zero.
     ///
     /// # Safety
     /// `to` must be device memory of at least `bytes`.
-    pub(crate) unsafe fn clear(&self, to: u64, bytes: usize) -> Result<(), CudaError> {
+    pub(crate) unsafe fn clear(&self, to: u64, bytes: usize) -> Result<(), GpuError> {
         self.add_to_digest([to, bytes as u64]);
         // SAFETY: the caller's promise.
-        self.launching(
-            || "clear".to_owned(),
-            || unsafe { Ok(result::memset_d8_async(to, 0, bytes, self.handle())?) },
-        )
+        self.launching(|| "clear".to_owned(), || unsafe { self.queue.clear(to, bytes) })
     }
 }

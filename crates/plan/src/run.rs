@@ -80,7 +80,8 @@ impl Run {
             hang_factor: raw.hang_factor()?,
             // Determinism is free on a CPU, but not on a GPU.
             deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
-            graph: raw.graph(),
+            // Graphs have known faults in several versions of ROCm.
+            graph: raw.graph.unwrap_or(device != DeviceKind::Hip),
             device,
             transport: transport(raw.transport(), device)?,
             nccl_channels: raw.nccl_channels()?,
@@ -126,6 +127,8 @@ pub enum DeviceKind {
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
+    /// An AMD GPU.
+    Hip,
 }
 
 /// How ranks communicate.
@@ -143,10 +146,25 @@ pub enum Transport {
 }
 
 impl DeviceKind {
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+            DeviceKind::Hip => "hip",
+        }
+    }
+
+    /// Whether it is a GPU.
+    pub fn is_gpu(self) -> bool {
+        self != DeviceKind::Cpu
+    }
+
     /// The device of a run if the configuration says it: by its key, or by a transport that only GPUs have.
     pub(crate) fn given(raw: &RawRun) -> Option<DeviceKind> {
         match (raw.device(), raw.transport()) {
             (DeviceName::Cpu, _) => Some(DeviceKind::Cpu),
+            (DeviceName::Hip, _) => Some(DeviceKind::Hip),
             (DeviceName::Cuda, _) | (DeviceName::Auto, Transport::Nccl) => Some(DeviceKind::Cuda),
             (DeviceName::Auto, _) => None,
         }
@@ -156,7 +174,7 @@ impl DeviceKind {
 /// The transport, if ranks on this device have it.
 fn transport(given: Transport, device: DeviceKind) -> Result<Transport, ConfigError> {
     if given == Transport::Nccl && device == DeviceKind::Cpu {
-        let rule = "needs GPUs: set run.device = \"cuda\", or use \"mpi\" or \"threads\"";
+        let rule = "needs GPUs: set run.device = \"cuda\" or \"hip\", or use \"mpi\" or \"threads\"";
         return Err(invalid("run.transport", "\"nccl\"", rule));
     }
     Ok(given)

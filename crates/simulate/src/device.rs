@@ -9,13 +9,14 @@ use kintsugi_tensor::Device;
 pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
     let here = match plan.run.device {
         DeviceKind::Cpu => Hardware::Cpu,
-        DeviceKind::Cuda => Hardware::Gpu,
+        DeviceKind::Cuda | DeviceKind::Hip => Hardware::Gpu,
     };
     match plan.cluster.device.kind.unwrap_or(here) {
         Hardware::Cpu => {
             let sharing = plan.cluster.ranks_of_machine(ranks);
             Device::Cpu { threads: (plan.cluster.cores.unwrap_or(cores) / sharing).max(1) }
         }
+        Hardware::Gpu if plan.run.device == DeviceKind::Hip => Device::hip(),
         // `run.deterministic` applies to the planned GPUs only if the run itself uses GPUs.
         Hardware::Gpu => Device::cuda(here == Hardware::Gpu && plan.run.deterministic),
     }
@@ -34,6 +35,13 @@ mod tests {
         let [one, many] = [1, 64].map(|cores| planned_device(&plan, plan.mesh.ranks(), cores));
         assert_eq!(one, Device::cuda(false));
         assert_eq!(predict(&plan, one, Coverage::WholeStep), predict(&plan, many, Coverage::WholeStep));
+    }
+
+    #[test]
+    fn a_plan_for_an_amd_gpu_has_the_workspace_of_its_backend() {
+        let plan = ConfigSource::demo().set("run.device=hip").plan().unwrap();
+        assert_eq!(planned_device(&plan, 1, 1), Device::hip());
+        assert_ne!(Device::hip(), Device::cuda(false), "no scratch for cuDNN");
     }
 
     #[test]

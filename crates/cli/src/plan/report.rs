@@ -32,6 +32,7 @@ fn unknown_speed(plan: &Plan) -> Fact {
     let (device, how) = match plan.run.device {
         DeviceKind::Cpu => ("CPU", "kintsugi calibrate"),
         DeviceKind::Cuda => ("GPU", "kintsugi calibrate --set run.device=cuda"),
+        DeviceKind::Hip => ("GPU", "kintsugi calibrate --set run.device=hip"),
     };
     let text = format!(
         "unknown, so no time is predicted: {how} measures this machine's {device} into profile.toml, and --profile \

@@ -30,13 +30,21 @@ impl DeviceChoice {
         }
     }
 
+    /// The GPUs that ranks use if they use any.
+    pub(super) fn gpu_kind(self) -> DeviceKind {
+        self.given().filter(|device| device.is_gpu()).unwrap_or_else(|| host::gpus().0)
+    }
+
     pub(super) fn may_use_gpus(self) -> bool {
-        self.given().map_or_else(|| host::gpus() > 0, |device| device == DeviceKind::Cuda)
+        self.given().map_or_else(|| host::gpus().1 > 0, DeviceKind::is_gpu)
     }
 
     /// The device of ranks that are threads. They share the first GPU, so that only one rank has a GPU of its own.
     pub(super) fn on_threads(self, ranks: usize) -> DeviceKind {
-        let here = || if ranks == 1 && host::gpus() > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu };
+        let here = || match host::gpus() {
+            (kind, 1..) if ranks == 1 => kind,
+            _ => DeviceKind::Cpu,
+        };
         self.given().unwrap_or_else(here)
     }
 }

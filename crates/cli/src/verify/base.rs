@@ -30,13 +30,13 @@ pub struct Base {
 }
 
 impl Base {
-    /// Reads the configuration, with the device `"cuda"` if the ranks communicate by NCCL, and the CPU if none is given. It is
+    /// Reads the configuration, with these `gpus` as the device if the ranks communicate by NCCL, and the CPU if none is given. It is
     /// resolved once without a layout, so that an error in it is not taken for a reason to skip a layout.
-    pub fn new(arguments: &ConfigArguments, steps: u64, on_gpus: bool) -> Result<Self, Failure> {
+    pub fn new(arguments: &ConfigArguments, steps: u64, gpus: Option<DeviceKind>) -> Result<Self, Failure> {
         let steps = format!("run.steps={steps}");
         let mut source = arguments.read()?;
-        if on_gpus {
-            source = source.set("run.device=cuda");
+        if let Some(kind) = gpus {
+            source = source.set(format!("run.device={}", kind.name()));
         } else if source.is_device_auto()? {
             source = source.set("run.device=cpu");
         }
@@ -86,7 +86,7 @@ pub fn on_one_rank(plan: &Plan) -> Plan {
 pub fn memory(plan: &Plan, connection: Connection) -> MemoryChoice {
     match plan.run.device {
         DeviceKind::Cpu => MemoryChoice::Heap,
-        DeviceKind::Cuda => {
+        DeviceKind::Cuda | DeviceKind::Hip => {
             let stages = predict(plan, device(plan, connection), Coverage::WholeStep).stages;
             MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect())
         }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kintsugi_gpu::libraries;
+use kintsugi_gpu::CUDA;
 
 use crate::support::{command, folder, kintsugi, limited, tiny};
 
@@ -148,7 +148,7 @@ fn a_run_that_cannot_begin_leaves_the_one_before_it_as_it_was() {
     let before = fs::read(folder.join("out/metrics.jsonl")).unwrap();
     let output = tiny(&folder, &["train", "--write-batches", "absent/batches.npy"], &[]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    if libraries::devices().is_err() {
+    if CUDA.devices().is_err() {
         let one = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "run.device=cuda"];
         assert_eq!(tiny(&folder, &["train"], &one).status.code(), Some(1));
     }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use kintsugi_gpu::libraries;
+use kintsugi_gpu::CUDA;
 use serde_json::Value;
 
 use crate::support::{TINY, command, folder, json_lines, kintsugi, stdout, tiny};
@@ -302,7 +302,7 @@ fn a_run_that_is_resumed_keeps_its_device() {
     let resume = |settings: &[&str]| {
         tiny(&folder, &["train", "--resume=gpus"], &[&["run.steps=4", "run.out=more"], settings].concat())
     };
-    if libraries::devices().is_err() {
+    if CUDA.devices().is_err() {
         let output = resume(&[]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let said = String::from_utf8(output.stderr).unwrap();

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kintsugi_gpu::Gpu;
 use kintsugi_spec::{Group, Topology};
 use kintsugi_tensor::{AddressSpace, Backend, Category, DType};
 
@@ -149,7 +148,13 @@ impl NcclWorld {
     /// Free bytes of this process's GPU, at a moment when no rank allocates.
     fn free_bytes(&self) -> Result<Option<u64>, RankFailure> {
         self.barrier()?;
-        let free = Gpu::new(self.process.gpu).and_then(|gpu| gpu.memory()).ok().map(|(free, _)| free);
+        let free = self
+            .process
+            .platform
+            .gpu(self.process.gpu)
+            .and_then(|gpu| gpu.memory())
+            .ok()
+            .map(|(free, _)| free);
         self.barrier()?;
         Ok(free)
     }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use kintsugi_comm::nccl::{self, NcclSettings, SHARED_GPU_VERSION};
 use kintsugi_comm::rendezvous::{Rendezvous, arrange_locally};
 use kintsugi_comm::{Collective, Connection, World, WorldOptions};
-use kintsugi_gpu::libraries::devices;
-use kintsugi_gpu::{CudaBackend, Gpu};
+use kintsugi_gpu::CUDA;
 use kintsugi_spec::Group;
 use kintsugi_tensor::{Backend, Category, DType};
 use kintsugi_testing::{Need, skip};
@@ -29,7 +28,7 @@ const SETTINGS: NcclSettings = NcclSettings { channels: 1, buffer: 4 << 20 };
 
 /// Whether `ranks` ranks can run on this machine. If not, the test is skipped.
 fn can_run(ranks: usize) -> bool {
-    let gpus = match devices() {
+    let gpus = match CUDA.devices() {
         Ok(0) => return skipped(Need::Gpu, "the driver shows no device"),
         Err(error) => return skipped(Need::Gpu, &error.to_string()),
         Ok(gpus) => gpus,
@@ -116,7 +115,7 @@ fn a_process_on_nccl() {
     let Some(part) = env::var_os(PROCESS).filter(|_| env::var_os("KINTSUGI_RANK").is_some()) else { return };
     SETTINGS.set_environment();
     let met = Rendezvous::connect(PATIENCE).unwrap_or_else(|error| panic!("{error}"));
-    let connection = Connection::nccl(met).unwrap_or_else(|error| panic!("{error}"));
+    let connection = Connection::nccl(met, &CUDA).unwrap_or_else(|error| panic!("{error}"));
     let options = WorldOptions::for_exchange(met.size);
     let options =
         WorldOptions { topology: TOPOLOGY, timeout: PATIENCE, nccl: SETTINGS, wraps: true, ..options };
@@ -147,7 +146,7 @@ fn a_process_on_nccl() {
 }
 
 fn backend(gpu: usize, bytes: u64) -> Rc<dyn Backend> {
-    let made = CudaBackend::new(gpu, bytes, true);
+    let made = CUDA.backend(gpu, bytes, true);
     Rc::new(made.unwrap_or_else(|error| panic!("{error}")))
 }
 
@@ -155,7 +154,7 @@ fn backend(gpu: usize, bytes: u64) -> Rc<dyn Backend> {
 /// contexts of the processes are there before.
 fn check_memory(world: &dyn World, gpu: usize, me: usize) {
     const SLAB: u64 = 4 << 30;
-    let device = Gpu::new(gpu).unwrap_or_else(|error| panic!("{error}"));
+    let device = CUDA.gpu(gpu).unwrap_or_else(|error| panic!("{error}"));
     let free = || {
         world.barrier().expect("all are alive");
         let (free, _) = device.memory().unwrap_or_else(|error| panic!("{error}"));
@@ -169,7 +168,7 @@ fn check_memory(world: &dyn World, gpu: usize, me: usize) {
     let transport = world.transport_bytes().expect("all are alive");
     let taken = before - free();
     // One GPU for all, so each sees all.
-    let ranks = if devices().unwrap_or(0) >= world.ranks() { 1 } else { world.ranks() as u64 };
+    let ranks = if CUDA.devices().unwrap_or(0) >= world.ranks() { 1 } else { world.ranks() as u64 };
     let expected = ranks * (SLAB + transport);
     println!(
         "rank {me}: the driver counts {taken} bytes; slabs and transport ({transport} a rank) are {expected}"

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kintsugi_comm::Connection;
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
-use kintsugi_gpu::libraries;
+use kintsugi_gpu::CUDA;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Coverage, predict};
@@ -39,7 +39,7 @@ fn plan(settings: &[&str]) -> Plan {
 /// presumably because a run that ends waits for the whole GPU. Without a GPU, returns `None` and prints why.
 fn lock_gpu() -> Option<MutexGuard<'static, ()>> {
     static GPU: Mutex<()> = Mutex::new(());
-    match libraries::devices() {
+    match CUDA.devices() {
         Ok(0) => skip(Need::Gpu, "the driver shows no device"),
         Err(error) => skip(Need::Gpu, error),
         Ok(_) => return Some(GPU.lock().unwrap_or_else(PoisonError::into_inner)),

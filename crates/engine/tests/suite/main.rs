@@ -5,6 +5,7 @@ mod documents;
 mod emulated_links;
 mod generation;
 mod gpu;
+mod hip;
 mod overlapped_steps;
 mod resume;
 mod training;

@@ -105,7 +105,7 @@ fn kernels_for_warps_of_32_are_noticed() {
             out[threadIdx.x] = x;
         }";
     for warp in [64, 32] {
-        let text = format!("#define WARP {warp}\n{source}");
+        let text = format!("#undef WARP\n#define WARP {warp}\n{source}");
         let code = compiler.compile("reduce", &text).expect("the file compiles");
         let mut machine = Machine::new(1);
         let out = machine.buffer("out", vec![0; 4 * WAVE]);

@@ -3,70 +3,38 @@
 //!
 //! All of them save the same log-sum-exp, so any forward works with any backward.
 
-mod backward;
-mod descriptor;
-mod forward;
-mod graph;
-mod hopper;
-mod plan;
-mod portable;
+pub(crate) mod portable;
 mod tensor;
-#[cfg(test)]
-mod tests;
 
 #[cfg(test)]
-pub use hopper::definitions as hopper_attention_definitions;
-#[cfg(test)]
-pub use tensor::definitions as tensor_attention_definitions;
+pub(crate) use tensor::definitions as tensor_attention_definitions;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 
-use cudarc::cudnn::sys::cudnnDataType_t;
-
-use super::column_sum::column_sum;
-use super::error::CudaError;
-use super::kernels::Kernels;
-use super::launcher::{Launcher, device_address};
-use super::libraries;
-use super::notice_handler::NoticeHandler;
-use super::stream::Stream;
-use descriptor::Handle;
-use graph::Role;
-use hopper::BiasSums;
-use kintsugi_tensor::device::{AttentionPass, AttentionWorkspace, asks_library, fits_library};
+use crate::column_sum::column_sum;
+use crate::cuda::cudnn::{Cudnn, Role};
+use crate::cuda::hopper_attention::{self as hopper, BiasSums};
+use crate::error::GpuError;
+use crate::kernels::Kernels;
+use crate::launcher::{Launcher, device_address};
+use crate::notice_handler::NoticeHandler;
+use crate::stream::Stream;
+use kintsugi_tensor::device::{AttentionPass, AttentionScratch, asks_library, fits_library};
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum};
-use kintsugi_tensor::{Buffer, Category, DType, Memory, Notice, View};
-use plan::Plan;
-
-/// 9.10.2. The two versions before it have known errors, and versions before 9.6 need sums that are cleared beforehand.
-const OLDEST_VERSION: usize = 91_002;
+use kintsugi_tensor::{Buffer, Category, DType, Memory, View};
 
 /// The attention kernels of one stream.
 #[derive(Debug)]
 pub(crate) struct Attentions {
     kernels: Kernels,
     deterministic: bool,
+    /// What the plan has room for.
+    scratch: AttentionScratch,
     /// Whether our Hopper kernels may run.
     hopper: bool,
-    /// `None` if cuDNN is missing or too old.
-    library: Option<Library>,
+    /// `None` if cuDNN is missing or too old, and on AMD GPUs.
+    cudnn: Option<Cudnn>,
     notices: NoticeHandler,
-}
-
-/// cuDNN and its compiled plans; `None` for a shape that it refused.
-#[derive(Debug)]
-struct Library {
-    plans: RefCell<HashMap<Key, Option<Plan>>>,
-    handle: Handle,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    shape: [usize; 5],
-    dtype: DType,
-    pass: AttentionPass,
 }
 
 impl Attentions {
@@ -75,18 +43,17 @@ impl Attentions {
         stream: &Stream,
         kernels: &Kernels,
         deterministic: bool,
+        scratch: AttentionScratch,
         notices: &NoticeHandler,
-    ) -> Result<Self, CudaError> {
-        let usable = libraries::CUDNN.require().is_ok() && descriptor::version() >= OLDEST_VERSION;
-        let handle = usable.then(|| Handle::new(stream.handle())).transpose()?;
-        let library = handle.map(|handle| Library { plans: RefCell::default(), handle });
+    ) -> Result<Self, GpuError> {
+        let cudnn = if scratch == AttentionScratch::Portable { None } else { Cudnn::find(stream)? };
         let (kernels, notices) = (kernels.clone(), notices.clone());
-        Ok(Attentions { kernels, deterministic, hopper: true, library, notices })
+        Ok(Attentions { kernels, deterministic, scratch, hopper: true, cudnn, notices })
     }
 
     /// Uses our own kernels for everything.
     pub(crate) fn disable_cudnn(&mut self) {
-        self.library = None;
+        self.cudnn = None;
     }
 
     /// Disables our Hopper kernels.
@@ -96,9 +63,9 @@ impl Attentions {
 
     /// See [`Attention`]. Scratch memory is allocated from `memory` and released before this returns. That is sound
     /// because its next user is enqueued later on the same stream.
-    pub(crate) fn forward(&self, op: &Attention, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
-        let cudnn = asks_library(&op.saved, op.starts);
-        let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, AttentionPass::Forward, memory);
+    pub(crate) fn forward(&self, op: &Attention, memory: &Rc<dyn Memory>) -> Result<(), GpuError> {
+        let cudnn = self.asks_cudnn(&op.saved, op.starts);
+        let scratch = self.take_scratch(op.shape, op.qkv.dtype(), cudnn, false, memory);
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return portable::forward(&self.kernels, op);
         };
@@ -124,10 +91,10 @@ impl Attentions {
         op: &AttentionBackward,
         memory: &Rc<dyn Memory>,
         launcher: &Launcher,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         let pass = AttentionPass::Backward { deterministic: self.deterministic };
-        let cudnn = asks_library(&op.saved, op.starts);
-        let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, pass, memory);
+        let cudnn = self.asks_cudnn(&op.saved, op.starts);
+        let scratch = self.take_scratch(op.shape, op.qkv.dtype(), cudnn, true, memory);
         let [row_dots, dquery_sums, _] = scratch.addresses;
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             portable::backward(&self.kernels, op, row_dots)?;
@@ -164,6 +131,26 @@ impl Attentions {
         sum_bias(launcher, op)
     }
 
+    /// Whether the plan has room for cuDNN's kernels for this kind of attention.
+    fn asks_cudnn(&self, saved: &AttentionSaved, starts: Option<View>) -> bool {
+        self.scratch != AttentionScratch::Portable && asks_library(saved, starts)
+    }
+
+    fn take_scratch(
+        &self,
+        shape: AttentionShape,
+        dtype: DType,
+        cudnn: bool,
+        backward: bool,
+        memory: &Rc<dyn Memory>,
+    ) -> Scratch {
+        let workspace = self.scratch.workspace(shape, dtype, cudnn, backward);
+        let elements = workspace.bytes() as usize / DType::F32.bytes();
+        let buffer = (elements > 0).then(|| Buffer::new(memory, elements, DType::F32, Category::Workspace));
+        let base = buffer.as_ref().map_or(0, Buffer::address);
+        Scratch { addresses: workspace.addresses(base), library_bytes: workspace.library, _buffer: buffer }
+    }
+
     /// Whether our Hopper kernels run instead of cuDNN's: whenever they can, since they were faster at all measured
     /// shapes. They use the scratch that is planned for cuDNN's kernels, so they run only for shapes with that scratch.
     fn prefers_hopper(&self, shape: AttentionShape, pass: AttentionPass, tensors: &[View]) -> bool {
@@ -179,64 +166,19 @@ impl Attentions {
         pass: AttentionPass,
         scratch: &Scratch,
         address: impl Fn(Role) -> u64,
-    ) -> Result<bool, CudaError> {
-        let Some(library) = self.library.as_ref().filter(|_| fits_library(shape, dtype, pass)) else {
+    ) -> Result<bool, GpuError> {
+        let Some(library) = self.cudnn.as_ref().filter(|_| fits_library(shape, dtype, pass)) else {
             return Ok(false);
         };
-        let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
-        let key = Key { shape: [batch, sequence, heads, kv_heads, head_dim], dtype, pass };
-        let (mut plans, stream) = (library.plans.borrow_mut(), self.kernels.stream());
-        let plan = plans.entry(key).or_insert_with(|| {
-            stream.mark_not_repeatable();
-            let plan = compile(&library.handle, shape, dtype, pass, scratch.library_bytes);
-            plan.map_err(|error| {
-                self.notices.notify(Notice::LibraryReplaced(format!("attention by {error}")));
-            })
-            .ok()
-        });
-        let Some(plan) = plan else {
-            return Ok(false);
-        };
-        stream.add_hash_to_digest(&key);
-        let address = |role| {
-            let address = address(role);
-            stream.add_to_digest([address]);
-            address
-        };
-        stream.launching(
-            || format!("cuDNN attention, {pass:?}"),
-            || {
-                // SAFETY: the views were checked against the shape, the scratch is as large as the plan was allowed, and a
-                // rank's memory outlives what is enqueued on its stream.
-                unsafe { plan.run(&library.handle, scratch.addresses[2], address) }
-            },
-        )?;
-        Ok(true)
+        let place = (scratch.addresses[2], scratch.library_bytes);
+        library.run(self.kernels.stream(), &self.notices, (shape, dtype, pass), place, address)
     }
 }
 
 /// Adds the gradient of the `qkv` bias, if the operation has one.
-fn sum_bias(launcher: &Launcher, op: &AttentionBackward) -> Result<(), CudaError> {
+fn sum_bias(launcher: &Launcher, op: &AttentionBackward) -> Result<(), GpuError> {
     let (rows, width) = (op.shape.rows(), op.shape.qkv_width());
     op.dbias.map_or(Ok(()), |out| column_sum(launcher, &ColumnSum { x: op.dqkv, out, rows, width }))
-}
-
-fn compile(
-    handle: &Handle,
-    shape: AttentionShape,
-    dtype: DType,
-    pass: AttentionPass,
-    workspace_bytes: u64,
-) -> Result<Plan, CudaError> {
-    let compute = match dtype {
-        DType::F16 => cudnnDataType_t::CUDNN_DATA_HALF,
-        _ => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
-    };
-    let graph = match pass {
-        AttentionPass::Forward => forward::forward(shape, compute)?,
-        AttentionPass::Backward { deterministic } => backward::backward(shape, compute, deterministic)?,
-    };
-    Plan::new(handle, graph, portable::scale(shape), workspace_bytes)
 }
 
 /// The addresses of the first query, key and value head in an interleaved tensor.
@@ -253,18 +195,14 @@ struct Scratch {
     _buffer: Option<Buffer>,
 }
 
-impl Scratch {
-    fn new(
-        shape: AttentionShape,
-        dtype: DType,
-        cudnn: bool,
-        pass: AttentionPass,
-        memory: &Rc<dyn Memory>,
-    ) -> Self {
-        let workspace = AttentionWorkspace::new(shape, dtype, cudnn, pass);
-        let elements = workspace.bytes() as usize / DType::F32.bytes();
-        let buffer = (elements > 0).then(|| Buffer::new(memory, elements, DType::F32, Category::Workspace));
-        let base = buffer.as_ref().map_or(0, Buffer::address);
-        Scratch { addresses: workspace.addresses(base), library_bytes: workspace.library, _buffer: buffer }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_follow_the_queries_and_values_the_keys() {
+        let head = 64 * 2;
+        let grouped = AttentionShape { batch: 2, sequence: 256, heads: 4, kv_heads: 2, head_dim: 64 };
+        assert_eq!(heads(grouped, 1024, DType::BF16), [1024, 1024 + 4 * head, 1024 + 6 * head]);
     }
 }

@@ -2,52 +2,60 @@
 //! the tensor cores if possible, else f32 arithmetic (for f32 inputs and for plain attention).
 
 use super::tensor;
-use crate::error::CudaError;
+use crate::driver::Grid;
+use crate::error::GpuError;
 use crate::kernels::{ATTENTION, Kernels, suffix};
 use crate::launcher::{pointer, size};
-use crate::stream::{Argument, Grid};
+use crate::stream::Argument;
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 
+/// Queries and keys of a tile, the largest first. Smaller tiles are for heads whose larger ones do not fit into shared
+/// memory; they read keys and values more often.
+const TILES: [usize; 2] = [32, 16];
+
 // Must match the kernels.
-const TILE: usize = 32;
 const THREADS: u32 = 256;
 const ROWS_PER_BLOCK: usize = 16;
 const HEAD_DIM: usize = 256;
 
 /// See [`Attention`].
-pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), CudaError> {
+pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), GpuError> {
     if let AttentionSaved::LogSumExp(log_sums) = op.saved
         && tensor::does_forward(kernels, op)
     {
         return tensor::forward(kernels, op, log_sums);
     }
-    check(op.shape)?;
+    let tile = Tile::fitting(kernels, op.shape, FORWARD)?;
     let [log_sums, probabilities] = saved(&op.saved);
     let (kind, starts) = starts(op.starts);
     let arguments = [pointer(op.qkv), pointer(op.out), log_sums, probabilities];
     let arguments: Vec<Argument> = arguments.into_iter().chain(starts).collect();
     let name = format!("attention_forward_{kind}{}", suffix(op.qkv.dtype())?);
-    let grid = grid(op.shape, op.shape.heads, shared_bytes(op.shape, 2, 1));
+    let grid = tile.grid(op.shape.heads, FORWARD);
+    let arguments = with_shape(&arguments, op.shape);
     // SAFETY: the arguments are those of the kernel, and the views were checked against the shape.
-    unsafe { kernels.launch(&ATTENTION, &name, grid, &with_shape(&arguments, op.shape)) }
+    unsafe { kernels.launch_defined(&ATTENTION, &tile.definitions(), &name, grid, &[], &arguments) }
 }
 
 /// See [`AttentionBackward`]. `dots` is scratch: one fp32 number per query.
-pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<(), CudaError> {
+pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<(), GpuError> {
     if let AttentionSaved::LogSumExp(log_sums) = op.saved
         && tensor::does_backward(kernels, op)
     {
         return tensor::backward(kernels, op, log_sums, dots);
     }
-    check(op.shape)?;
+    let tile = Tile::fitting(kernels, op.shape, BY_KEY)?;
     let (shape, suffix) = (op.shape, suffix(op.qkv.dtype())?);
     let rows = shape.rows() * shape.heads;
     let arguments = [pointer(op.out), pointer(op.dout), dots.into(), size(rows)];
     let launch = |name: &str, grid, arguments: &[Argument]| {
         let arguments = with_shape(arguments, shape);
         // SAFETY: as in `forward`; `dots` has room for every query.
-        unsafe { kernels.launch(&ATTENTION, &format!("{name}{suffix}"), grid, &arguments) }
+        unsafe {
+            let name = format!("{name}{suffix}");
+            kernels.launch_defined(&ATTENTION, &tile.definitions(), &name, grid, &[], &arguments)
+        }
     };
     launch("attention_dots_", Grid::new(rows.div_ceil(ROWS_PER_BLOCK), THREADS), &arguments)?;
 
@@ -56,9 +64,9 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
     let arguments =
         [pointer(op.qkv), pointer(op.dout), log_sums, probabilities, dots.into(), pointer(op.dqkv)];
     let arguments: Vec<Argument> = arguments.into_iter().chain(starts).collect();
-    let by_key = grid(shape, shape.kv_heads, shared_bytes(shape, 4, 2));
+    let by_key = tile.grid(shape.kv_heads, BY_KEY);
     launch(&format!("attention_dkeys_dvalues_{kind}"), by_key, &arguments)?;
-    let by_query = grid(shape, shape.heads, shared_bytes(shape, 4, 1));
+    let by_query = tile.grid(shape.heads, BY_QUERY);
     launch(&format!("attention_dqueries_{kind}"), by_query, &arguments)
 }
 
@@ -67,12 +75,46 @@ fn starts(starts: Option<View>) -> (&'static str, Option<Argument>) {
     if let Some(starts) = starts { ("masked_", Some(pointer(starts))) } else { ("", None) }
 }
 
-fn check(shape: AttentionShape) -> Result<(), CudaError> {
-    if shape.head_dim <= HEAD_DIM {
-        return Ok(());
+/// Tiles of vectors and of scores that a kernel has in shared memory.
+type Held = (usize, usize);
+const FORWARD: Held = (2, 1);
+const BY_KEY: Held = (4, 2);
+const BY_QUERY: Held = (4, 1);
+
+/// Queries and keys that a block works on at a time.
+struct Tile {
+    length: usize,
+    shape: AttentionShape,
+}
+
+impl Tile {
+    /// The largest tile for which the device has enough shared memory.
+    fn fitting(kernels: &Kernels, shape: AttentionShape, held: Held) -> Result<Self, GpuError> {
+        let most = kernels.stream().properties().shared_bytes;
+        let tiles = TILES.map(|length| Tile { length, shape });
+        let found = tiles.into_iter().find(|tile| tile.shared_bytes(held) as usize <= most);
+        found.filter(|_| shape.head_dim <= HEAD_DIM).ok_or_else(|| {
+            let dim = shape.head_dim;
+            let room = format!("up to {HEAD_DIM} are supported, if {most} bytes of shared memory suffice");
+            GpuError::Unsupported(format!("attention with heads of {dim}: {room}"))
+        })
     }
-    let dim = shape.head_dim;
-    Err(CudaError::Unsupported(format!("attention with heads of {dim}: up to {HEAD_DIM} are supported")))
+
+    /// The definitions with which the kernel file is compiled: none for the largest tile.
+    fn definitions(&self) -> Vec<String> {
+        if self.length == TILES[0] { Vec::new() } else { vec![format!("TILE={}", self.length)] }
+    }
+
+    fn grid(&self, heads: usize, held: Held) -> Grid {
+        let tiles = Grid::new(self.shape.sequence.div_ceil(self.length), THREADS);
+        let blocks = (tiles.blocks.0, heads as u32, self.shape.batch as u32);
+        Grid { blocks, shared: self.shared_bytes(held), ..tiles }
+    }
+
+    fn shared_bytes(&self, (vectors, scores): Held) -> u32 {
+        let floats = self.length * (vectors * (self.shape.head_dim + 1) + scores * (self.length + 1));
+        (floats * size_of::<f32>()) as u32
+    }
 }
 
 /// The log-sum-exps and the probabilities; one of the two is null.
@@ -81,17 +123,6 @@ fn saved(saved: &AttentionSaved) -> [Argument; 2] {
         AttentionSaved::LogSumExp(view) => [pointer(view), 0_u64.into()],
         AttentionSaved::Probabilities(view) => [0_u64.into(), pointer(view)],
     }
-}
-
-fn grid(shape: AttentionShape, heads: usize, shared: u32) -> Grid {
-    let tiles = Grid::new(shape.sequence.div_ceil(TILE), THREADS);
-    Grid { blocks: (tiles.blocks.0, heads as u32, shape.batch as u32), shared, ..tiles }
-}
-
-/// Bytes of this many tiles of vectors and of scores.
-fn shared_bytes(shape: AttentionShape, vectors: usize, scores: usize) -> u32 {
-    let floats = TILE * (vectors * (shape.head_dim + 1) + scores * (TILE + 1));
-    (floats * size_of::<f32>()) as u32
 }
 
 fn with_shape(arguments: &[Argument], shape: AttentionShape) -> Vec<Argument> {

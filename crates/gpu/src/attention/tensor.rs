@@ -1,10 +1,11 @@
 //! Launches our flash-attention kernels for the tensor cores, for 16-bit types and head sizes up to 128.
 
 use super::portable;
-use crate::error::CudaError;
+use crate::driver::Grid;
+use crate::error::GpuError;
 use crate::kernels::{Kernels, Source, TENSOR_ATTENTION_BACKWARD, TENSOR_ATTENTION_FORWARD, suffix};
 use crate::launcher::{aligned, pointer, size};
-use crate::stream::{Argument, Grid};
+use crate::stream::Argument;
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionShape};
 use kintsugi_tensor::{DType, View};
 
@@ -33,12 +34,12 @@ fn fits(kernels: &Kernels, shape: AttentionShape, views: &[View], shared: u32) -
     matches!(views[0].dtype(), DType::BF16 | DType::F16)
         && shape.head_dim <= LARGEST_HEAD
         && aligned(shape.head_dim, views)
-        && kernels.stream().capability() >= OLDEST_CAPABILITY
-        && kernels.stream().shared_bytes() >= shared as usize
+        && kernels.stream().properties().capability >= Some(OLDEST_CAPABILITY)
+        && kernels.stream().properties().shared_bytes >= shared as usize
 }
 
 /// See [`Attention`].
-pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View) -> Result<(), CudaError> {
+pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View) -> Result<(), GpuError> {
     let launches = Launches { kernels, source: &TENSOR_ATTENTION_FORWARD, shape: op.shape, view: op.qkv };
     let arguments = [pointer(op.qkv), pointer(op.out), pointer(log_sums)];
     let grid = grid(op.shape, op.shape.heads, QUERY_THREADS, Tiles::new(op.shape.head_dim).forward_shared);
@@ -51,7 +52,7 @@ pub fn backward(
     op: &AttentionBackward,
     log_sums: View,
     dots: u64,
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let (shape, tiles) = (op.shape, Tiles::new(op.shape.head_dim));
     let launches = Launches { kernels, source: &TENSOR_ATTENTION_BACKWARD, shape, view: op.qkv };
     let rows = shape.rows() * shape.heads;
@@ -67,7 +68,7 @@ pub fn backward(
 }
 
 /// The definitions with which the kernel files are compiled: the head size, the type and the launch configuration.
-pub fn definitions(head_dim: usize, dtype: DType) -> Result<Vec<String>, CudaError> {
+pub fn definitions(head_dim: usize, dtype: DType) -> Result<Vec<String>, GpuError> {
     let tiles = Tiles::new(head_dim);
     Ok(vec![
         format!("HEAD_DIM={head_dim}"),
@@ -122,7 +123,7 @@ impl Launches<'_> {
         starts: Option<View>,
         grid: Grid,
         arguments: &[Argument],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         let AttentionShape { sequence, heads, kv_heads, head_dim, .. } = self.shape;
         let definitions = definitions(head_dim, self.view.dtype())?;
         let name = format!("{name}{}", if starts.is_some() { "_masked" } else { "" });

@@ -1,17 +1,20 @@
-// Causal self-attention in tiles of 32 queries by 32 keys (arXiv 2205.14135), for every type, length and grouping.
+// Causal self-attention in tiles of TILE queries by TILE keys (arXiv 2205.14135), for every type, length and grouping.
+// TILE is 32, or 16 where that is too much shared memory.
 //
 // qkv, dqkv: [batch, sequence, heads + 2·kv_heads, dim]; out, dout: [batch, sequence, heads, dim], dim ≤ 256;
 // log_sums, dots: [batch, heads, sequence] f32. `probabilities` [batch, heads, sequence, sequence] is null for flash
 // attention; plain attention writes it in the forward and reads it in the backward. The masked kernels also take starts
 // [batch, sequence]: the first key that each query attends to. It never decreases within a sample.
-// Grid (tiles, heads or kv_heads, batch), 256 threads: 16 × 16. A thread owns rows y, y+16 and columns x, x+16, … of a
+// Grid (tiles, heads or kv_heads, batch), 256 threads: 16 × 16. A thread owns rows y, y+16, … and columns x, x+16, … of a
 // product. Shared memory holds tiles in f32, [TILE, dim + 1]: the odd stride puts columns in different banks.
 // Every sum is taken by one thread, or over the same lanes, in a fixed order, so results have the same bits every time.
 // dkeys_dvalues loops over the query heads of its group in order and needs no atomics. The queries' gradients have a
 // separate kernel, so scores are computed twice. Tiles beyond the diagonal or before all starts are skipped. For each
 // tile of queries, all earlier keys and values are read once: 2·dim·sequence elements, mostly from L2.
 
-constexpr int TILE = 32;
+#ifndef TILE
+#define TILE 32
+#endif
 constexpr int SIDE = 16;
 constexpr int THREADS = SIDE * SIDE;
 constexpr int OWN = TILE / SIDE;       // rows of a tile that a thread owns
@@ -113,7 +116,7 @@ __device__ inline void add_weighted(float (&sum)[OWN][COLUMNS], const float *pai
     }
 }
 
-// Rounds and stores rows first + y, first + y + 16 of a head.
+// Rounds and stores rows first + y, first + y + 16, … of a head.
 template <class T>
 __device__ void store_vectors(const float (&sum)[OWN][COLUMNS], T *to, size row, int first, Shape shape,
                               const float (&factor)[OWN]) {
@@ -322,7 +325,8 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
             add_weighted<true>(dkeys, dpairs, queries, shape);
         }
     }
-    const float one[OWN] = {1.0f, 1.0f};
+    float one[OWN];
+    for (int i = 0; i < OWN; ++i) one[i] = 1.0f;
     store_vectors(dkeys, dqkv + key, row, first_key, shape, one);
     store_vectors(dvalues, dqkv + value, row, first_key, shape, one);
 }
@@ -357,7 +361,8 @@ __device__ void attention_dqueries(const T *qkv, const T *dout, const float *log
         __syncthreads();
         add_weighted<false>(dqueries, dpairs, keys, shape);
     }
-    const float scale[OWN] = {shape.scale, shape.scale};
+    float scale[OWN];
+    for (int i = 0; i < OWN; ++i) scale[i] = shape.scale;
     store_vectors(dqueries, dqkv + shape.start(sample, head, row), row, first, shape, scale);
 }
 

@@ -1,16 +1,15 @@
 // Prepended to every kernel file: storage types, packs of eight elements, reductions in a fixed order.
 //
-// One source for CUDA (NVRTC, no headers) and HIP (hipcc). All arithmetic is in f32; storage is f32, bf16 or f16. A
+// One source for CUDA (NVRTC, no headers) and HIP (hiprtc). WARP, the threads of a warp, is defined by whoever compiles:
+// AMD's GPUs have 64 or 32. All arithmetic is in f32; storage is f32, bf16 or f16. A
 // pack is eight elements, moved in pieces of 16 bytes; pointers to packs are 16-byte aligned. Kernels that are bound by
 // f32 traffic move four elements per thread, so that a warp accesses whole cache lines.
 
 #if defined(__HIP__) || defined(__HIPCC__)
-constexpr int WARP = 64;
 #define SHUFFLE_XOR(value, mask) __shfl_xor(value, mask)
 #define BALLOT(predicate) ((unsigned long long)__ballot(predicate))
 #define SYNCHRONIZE_WARP() __builtin_amdgcn_wave_barrier()
 #else
-constexpr int WARP = 32;
 #define SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
 #define BALLOT(predicate) ((unsigned long long)__ballot_sync(0xffffffffu, predicate))
 #define SYNCHRONIZE_WARP() __syncwarp()

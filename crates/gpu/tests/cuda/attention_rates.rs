@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kintsugi_gpu::{CudaBackend, libraries};
+use kintsugi_gpu::{CUDA, GpuBackend};
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
@@ -36,7 +36,7 @@ fn numbers(backend: &TestBackend, len: usize) -> Buffer {
 }
 
 /// Seconds per call of `body`.
-fn seconds(backend: &CudaBackend, body: impl Fn()) -> f64 {
+fn seconds(backend: &GpuBackend, body: impl Fn()) -> f64 {
     const TURNS: usize = 20;
     let flag = TestBackend { device: backend, dtype: DType::F32 }.sums(1);
     let run = |turns: usize| {
@@ -50,7 +50,7 @@ fn seconds(backend: &CudaBackend, body: impl Fn()) -> f64 {
 }
 
 /// Milliseconds of the forward and of the backward; with a document mask if a document length is given.
-fn times(gpu: &CudaBackend, shape: AttentionShape, document: Option<usize>) -> [f64; 2] {
+fn times(gpu: &GpuBackend, shape: AttentionShape, document: Option<usize>) -> [f64; 2] {
     let backend = TestBackend { device: gpu, dtype: DType::BF16 };
     let (width, out_width) = (shape.rows() * shape.qkv_width(), shape.rows() * shape.heads * shape.head_dim);
     let [qkv, dqkv] = [(); 2].map(|()| numbers(&backend, width));
@@ -73,11 +73,11 @@ fn times(gpu: &CudaBackend, shape: AttentionShape, document: Option<usize>) -> [
 #[test]
 #[ignore = "prints times, on a GPU that does nothing else"]
 fn rates_of_attention() {
-    if !matches!(libraries::devices(), Ok(1..)) {
+    if !CUDA.is_here() {
         skip(Need::Gpu, "the driver shows no device");
         return;
     }
-    let backend = || CudaBackend::new(0, MEMORY, false).expect("a backend on the GPU");
+    let backend = || CUDA.backend(0, MEMORY, false).expect("a backend on the GPU");
     let library = backend().without_hopper_attention();
     let (own, portable) = (backend().without_cudnn(), backend().without_cudnn().without_hopper_attention());
     println!("bf16, causal; TFLOP/s of half the scores, five products in the backward");

@@ -2,7 +2,7 @@
 
 use kintsugi_tensor::ops::{AttentionShape, CachedAttention};
 
-use crate::test_backend::{COMPUTE, agree, gpu};
+use crate::test_backend::{COMPUTE, agree, any_gpu};
 
 const CAPACITY: usize = 90;
 
@@ -14,7 +14,7 @@ const SHAPES: [AttentionShape; 3] = [
 
 #[test]
 fn a_prompt_and_what_follows_it() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for shape in SHAPES {
             agree(&gpu, dtype, &format!("cached attention of {shape:?}"), |backend| {

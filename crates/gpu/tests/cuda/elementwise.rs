@@ -3,13 +3,13 @@
 use kintsugi_tensor::ops::{ColumnSum, Residual, Swiglu, SwigluBackward};
 use kintsugi_tensor::{DType, View};
 
-use crate::test_backend::{COMPUTE, agree, gpu, gradient, gradient_types};
+use crate::test_backend::{COMPUTE, agree, any_gpu, gradient, gradient_types};
 
 const LENGTHS: [usize; 5] = [1, 7, 256, 4099, 300_000];
 
 #[test]
 fn fill_copy_and_add_convert_between_all_types() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for from in COMPUTE {
         for to in COMPUTE {
             let coarser = if from == DType::F32 { to } else { from };
@@ -29,7 +29,7 @@ fn fill_copy_and_add_convert_between_all_types() {
 
 #[test]
 fn unaligned_views_are_processed_element_by_element() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         agree(&gpu, dtype, "from the second element", |backend| {
             let (source, to) = (backend.input(1001, 1), backend.output(1003));
@@ -43,7 +43,7 @@ fn unaligned_views_are_processed_element_by_element() {
 
 #[test]
 fn gelu() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for len in LENGTHS {
             agree(&gpu, dtype, &format!("GELU of {len}"), |backend| {
@@ -60,7 +60,7 @@ fn gelu() {
 
 #[test]
 fn exact_gelu_and_its_backward() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for len in LENGTHS {
             agree(&gpu, dtype, &format!("exact GELU of {len}"), |backend| {
@@ -75,7 +75,7 @@ fn exact_gelu_and_its_backward() {
 
 #[test]
 fn swiglu_and_its_backward_also_in_place() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for (rows, width) in [(1, 1), (3, 9), (17, 64), (33, 2816)] {
             agree(&gpu, dtype, &format!("SwiGLU {rows}×{width}"), |backend| {
@@ -94,7 +94,7 @@ fn swiglu_and_its_backward_also_in_place() {
 
 #[test]
 fn residual_sums_take_any_addends_and_biases() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for (rows, width) in [(3, 5), (17, 64), (65, 768)] {
             for (addends, biases) in [(1, 0), (0, 1), (2, 1), (4, 4)] {
@@ -119,7 +119,7 @@ fn residual_sums_take_any_addends_and_biases() {
 
 #[test]
 fn column_sums_are_written_or_added() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for (rows, width) in [(1, 1), (7, 5), (65, 100), (300, 768), (5000, 264)] {
             for to in gradient_types(dtype) {
@@ -139,7 +139,7 @@ fn column_sums_are_written_or_added() {
 
 #[test]
 fn sums_of_squares_add_up_and_show_what_is_not_finite() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for len in LENGTHS {
             agree(&gpu, dtype, &format!("sum of {len} squares"), |backend| {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use kintsugi_tensor::ops::Linear;
 use kintsugi_tensor::{Backend, Category, DType};
 
-use crate::test_backend::{TestBackend, gpu};
+use crate::test_backend::{TestBackend, any_gpu};
 
 const ROWS: usize = 256;
 const WIDTH: usize = 128;
 
 #[test]
 fn recorded_launches_have_names_and_times() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let backend = TestBackend { device: &gpu, dtype: DType::BF16 };
     let (x, weight) = (backend.input(ROWS * WIDTH, 1), backend.input(WIDTH * WIDTH, 2));
     let out = gpu.allocate(ROWS * WIDTH, DType::BF16, Category::Activations);

@@ -1,15 +1,15 @@
 //! Device memory: copies return what was written, and the paper backend predicts how much is allocated.
 
-use kintsugi_gpu::CudaBackend;
+use kintsugi_gpu::CUDA;
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Category, DType, Device};
 
-use crate::test_backend::{COMPUTE, TestBackend, gpu, random};
+use crate::test_backend::{COMPUTE, TestBackend, any_gpu, gpu, random};
 
 #[test]
 fn numbers_are_read_as_they_were_written() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         let backend = TestBackend { device: &gpu, dtype };
         let coarse: Vec<f32> = random(1001, 1).iter().map(|x| (x * 32.0).round() / 32.0).collect();
@@ -22,7 +22,7 @@ fn numbers_are_read_as_they_were_written() {
 
 #[test]
 fn copies_longer_than_their_staging_are_whole() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let backend = TestBackend { device: &gpu, dtype: DType::F32 };
     // 22 MB go through slots of 8 MiB, with small copies in both directions before, between and after.
     let numbers: Vec<f32> = (0..5_500_003).map(|i| i as f32).collect();
@@ -43,7 +43,7 @@ fn copies_longer_than_their_staging_are_whole() {
 
 #[test]
 fn a_fetch_returns_the_values_at_the_time_of_the_call() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let backend = TestBackend { device: &gpu, dtype: DType::F32 };
     let buffer = backend.numbers(&[0.0; 1000], DType::F32);
     let values = [1.5, 2.5, 3.5, 4.5];
@@ -94,7 +94,7 @@ fn paper_predicts_the_memory_of_the_gpu() {
         let device = Device::cuda(deterministic);
         let paper = Paper::new(device);
         let foreseen = run_attention(&paper);
-        let gpu = CudaBackend::new(0, paper.memory().reserved(), deterministic).expect("a backend");
+        let gpu = CUDA.backend(0, paper.memory().reserved(), deterministic).expect("a backend");
         let base = gpu.allocate(1, DType::F32, Category::Weights).address() - device.workspace_bytes();
         assert_eq!(run_attention(&gpu) - base, foreseen);
         assert_eq!(gpu.memory().peak(), paper.memory().peak());

@@ -1,10 +1,11 @@
 //! LayerNorm, RMSNorm and rotary positions.
 
+use kintsugi_gpu::GpuBackend;
 use kintsugi_spec::RotaryScaling;
 use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary};
 use kintsugi_tensor::{Buffer, DType};
 
-use crate::test_backend::{COMPUTE, TestBackend, agree, gpu, gradient, gradient_types};
+use crate::test_backend::{COMPUTE, TestBackend, agree, any_gpu, gpu, gradient, gradient_types};
 
 /// Widths for every kernel: odd, in one warp, in several, two packs per thread, and beyond.
 const SHAPES: [(usize, usize); 13] = [
@@ -67,13 +68,26 @@ fn norm(
 
 #[test]
 fn norms_and_their_backward() {
-    let Some(gpu) = gpu() else { return };
+    if let Some(gpu) = gpu() {
+        norms(&gpu, &SHAPES);
+    }
+}
+
+/// A width of 768 has 96 threads in whole warps of 32, and 128 in whole waves of 64.
+#[test]
+fn norms_of_few_rows() {
+    if let Some(gpu) = any_gpu() {
+        norms(&gpu, &[(2, 7), (3, 768), (2, 1600), (2, 4096)]);
+    }
+}
+
+fn norms(gpu: &GpuBackend, shapes: &[(usize, usize)]) {
     for dtype in COMPUTE {
-        for shape in SHAPES {
+        for &shape in shapes {
             for gradients in gradient_types(dtype) {
                 for centred in [false, true] {
                     let what = format!("norm {shape:?}, centred {centred}, gradients {gradients:?}");
-                    agree(&gpu, dtype, &what, |backend| norm(backend, shape, centred, gradients));
+                    agree(gpu, dtype, &what, |backend| norm(backend, shape, centred, gradients));
                 }
             }
         }
@@ -82,7 +96,7 @@ fn norms_and_their_backward() {
 
 #[test]
 fn rotary_turns_queries_and_keys_and_back() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let shape = AttentionShape { batch: 2, sequence: 70, heads: 4, kv_heads: 2, head_dim: 64 };
     let long = AttentionShape { batch: 1, sequence: 5000, heads: 1, kv_heads: 1, head_dim: 16 };
     for dtype in COMPUTE {

@@ -1,11 +1,15 @@
 //! Linear layers.
 
+use kintsugi_gpu::GpuBackend;
 use kintsugi_tensor::ops::{Linear, LinearBackwardInput, LinearBackwardWeight};
 use kintsugi_tensor::{Buffer, DType};
 
-use crate::test_backend::{COMPUTE, TestBackend, agree, close, gpu, gradient, gradient_types, tuning_gpu};
+use crate::test_backend::{
+    COMPUTE, TestBackend, agree, any_gpu, close, gpu, gradient, gradient_types, tuning_gpu,
+};
 
 /// Rows, inputs, outputs: sizes that suit every library, and odd ones.
+const SMALL_SHAPES: [(usize, usize, usize); 2] = [(7, 5, 3), (30, 88, 136)];
 const SHAPES: [(usize, usize, usize); 5] =
     [(1, 64, 64), (7, 5, 3), (300, 88, 136), (128, 768, 256), (256, 256, 1024)];
 
@@ -157,12 +161,25 @@ fn tuned_products_give_the_same_result() {
 
 #[test]
 fn linear_layers_with_bias_and_gelu() {
-    let Some(gpu) = gpu() else { return };
+    if let Some(gpu) = gpu() {
+        linear_layers(&gpu, &SHAPES);
+    }
+}
+
+#[test]
+fn small_products_with_and_without_epilogues() {
+    if let Some(gpu) = any_gpu() {
+        linear_layers(&gpu, &SMALL_SHAPES);
+        layer_gradients(&gpu, &SMALL_SHAPES);
+    }
+}
+
+fn linear_layers(gpu: &GpuBackend, shapes: &[(usize, usize, usize)]) {
     for dtype in COMPUTE {
-        for shape in SHAPES {
+        for &shape in shapes {
             for (bias, gelu) in [(false, false), (true, false), (false, true), (true, true)] {
                 let what = format!("linear {shape:?}, bias {bias}, GELU {gelu}");
-                agree(&gpu, dtype, &what, |backend| linear(backend, shape, bias, gelu));
+                agree(gpu, dtype, &what, |backend| linear(backend, shape, bias, gelu));
             }
         }
     }
@@ -170,13 +187,18 @@ fn linear_layers_with_bias_and_gelu() {
 
 #[test]
 fn gradients_of_linear_layers_are_written_or_added() {
-    let Some(gpu) = gpu() else { return };
+    if let Some(gpu) = gpu() {
+        layer_gradients(&gpu, &SHAPES);
+    }
+}
+
+fn layer_gradients(gpu: &GpuBackend, shapes: &[(usize, usize, usize)]) {
     for dtype in COMPUTE {
-        for shape in SHAPES {
+        for &shape in shapes {
             for kept in gradient_types(dtype) {
                 for biased in [false, true] {
                     let what = format!("gradient {shape:?} in {kept:?}, bias {biased}");
-                    agree(&gpu, dtype, &what, |backend| {
+                    agree(gpu, dtype, &what, |backend| {
                         gradients(backend, shape, kept, biased, [false, true])
                     });
                 }

@@ -7,7 +7,7 @@ use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Bits, BlockFormat, Dequantize, Gradient, Quantize, Requantize};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
-use crate::test_backend::{COMPUTE, TestBackend, gpu, gradient, random};
+use crate::test_backend::{COMPUTE, TestBackend, any_gpu, gradient, random};
 
 /// Slices, elements of a slice, offset of the first element, and block size: aligned or not, odd, with a shorter
 /// last block, groups of threads within and across warps, and several tiles.
@@ -65,7 +65,7 @@ fn blank(backend: &TestBackend, len: usize) -> Buffer {
 
 #[test]
 fn blocks_have_the_same_bits_as_on_the_cpu() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let cpu = CpuBackend::new(Rc::new(Heap::default()), 1);
     for dtype in COMPUTE {
         for bits in [Bits::Four, Bits::Eight] {
@@ -81,7 +81,7 @@ fn blocks_have_the_same_bits_as_on_the_cpu() {
 /// More parts than one, of several slices.
 #[test]
 fn sums_over_parts_are_quantised_as_on_the_cpu() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let cpu = CpuBackend::new(Rc::new(Heap::default()), 1);
     for (bits, elements) in [Bits::Four, Bits::Eight].into_iter().flat_map(|b| [(b, 5000), (b, 333)]) {
         let [expected, found] = [&cpu as &dyn Backend, &gpu].map(|device| {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::rc::Rc;
 
 use cudarc::driver::result::memcpy_dtod_async;
-use kintsugi_gpu::CudaBackend;
+use kintsugi_gpu::GpuBackend;
 use kintsugi_tensor::{
     Backend, Buffer, Category, DType, ReplayOutcome, ReplayRequest, SideEvent, SideStream, SideTransfer,
 };
@@ -28,7 +28,7 @@ fn copy_on(side: &dyn SideStream, from: &Buffer, to: &Buffer) -> SideEvent {
 
 /// Adds `from` to `total` by way of a copy on a side stream, and increases `from` meanwhile and afterwards.
 struct CopyingStep<'a> {
-    gpu: &'a CudaBackend,
+    gpu: &'a GpuBackend,
     side: Rc<dyn SideStream>,
     from: Buffer,
     copy: Buffer,
@@ -37,7 +37,7 @@ struct CopyingStep<'a> {
 }
 
 impl<'a> CopyingStep<'a> {
-    fn new(gpu: &'a CudaBackend) -> Self {
+    fn new(gpu: &'a GpuBackend) -> Self {
         let filled = |value| {
             let buffer = gpu.allocate(LEN, DType::F32, Category::Activations);
             gpu.fill(value, buffer.view());

@@ -6,7 +6,7 @@ use kintsugi_tensor::ops::{
     control,
 };
 
-use crate::test_backend::{COMPUTE, agree, gpu, random};
+use crate::test_backend::{COMPUTE, agree, any_gpu, random};
 
 const CONSTANT: LearningRate = LearningRate {
     peak: 0.1,
@@ -19,7 +19,7 @@ const CONSTANT: LearningRate = LearningRate {
 
 #[test]
 fn the_control_goes_through_good_and_bad_steps() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let steps = [(1024.0, 6.0), (16.0, 5.0), (f32::INFINITY, 5.0), (1.0, f32::NAN), (0.0, 4.0), (9.0, 3.0)];
     let [cosine, linear, inverse_sqrt] = [RateCurve::Cosine, RateCurve::Linear, RateCurve::InverseSqrt]
         .map(|curve| LearningRate { curve, ..CONSTANT });
@@ -61,7 +61,7 @@ fn the_control_goes_through_good_and_bad_steps() {
 #[test]
 fn adamw_updates_or_skips() {
     const LEN: usize = 5003 + 150 * 7;
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     let segments =
         [Segment { start: 0, len: 1000, decay: true }, Segment { start: 1003, len: 4000, decay: false }];
     let small: Vec<Segment> = (0..150).map(|i| Segment { start: 7 * i, len: 7, decay: i % 2 == 0 }).collect();
@@ -113,7 +113,7 @@ fn adamw_updates_or_skips() {
 
 #[test]
 fn squares_of_many_gradients_are_summed_at_once() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         agree(&gpu, dtype, "sums of squares", |backend| {
             let (many, total) = (backend.input(120_000, 1), backend.numbers(&[0.5], DType::F32));

@@ -3,7 +3,7 @@
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
 
-use crate::test_backend::{COMPUTE, agree, gpu, gradient, gradient_types};
+use crate::test_backend::{COMPUTE, agree, any_gpu, gradient, gradient_types};
 
 /// A part of a vocabulary, and tokens inside and outside of it.
 struct Case {
@@ -33,7 +33,7 @@ const CASES: [Case; 4] = [
 
 #[test]
 fn embedding_and_its_backward() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for Case { rows, width, vocabulary, first, tokens } in CASES {
             for gradients in gradient_types(dtype) {
@@ -71,7 +71,7 @@ fn embedding_and_its_backward() {
 
 #[test]
 fn positions_and_their_backward() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         for (rows, width, sequence, first_row) in [(1, 1, 1, 0), (40, 9, 16, 5), (300, 768, 100, 0)] {
             let positions = sequence + 3;

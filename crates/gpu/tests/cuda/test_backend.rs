@@ -1,8 +1,10 @@
 //! Runs the same inputs on both backends and compares the results.
 
+use std::path::Path;
 use std::rc::Rc;
+use std::thread;
 
-use kintsugi_gpu::{CudaBackend, libraries};
+use kintsugi_gpu::{CUDA, GpuBackend, HIP};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::Gradient;
@@ -15,20 +17,44 @@ pub const COMPUTE: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 const MEMORY: u64 = 512 << 20;
 
 /// A deterministic backend on the first GPU. If there is none, prints the reason and returns `None`.
-pub fn gpu() -> Option<CudaBackend> {
+pub fn gpu() -> Option<GpuBackend> {
     backend(true)
 }
 
-/// A backend that tunes its products in every run, so that bits may change from call to call.
-pub fn tuning_gpu() -> Option<CudaBackend> {
-    backend(false).map(CudaBackend::without_tuning_cache)
+/// A deterministic backend on the first GPU of any maker. If there is none, the calling test runs in a process of its own,
+/// on the interpreter of gfx90a code, and this returns `None`.
+pub fn any_gpu() -> Option<GpuBackend> {
+    /// The interpreter's memory is the host's.
+    const INTERPRETED_MEMORY: u64 = 96 << 20;
+    if CUDA.is_here() {
+        return gpu();
+    }
+    if HIP.is_here() {
+        let memory = if amdhip64::is_here() { INTERPRETED_MEMORY } else { MEMORY };
+        return Some(HIP.backend(0, memory, true).expect("a backend on the GPU"));
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    if let Err(missing) = amdhip64::check_tools(folder) {
+        skip(Need::AmdTools, missing);
+        return None;
+    }
+    let test = thread::current().name().expect("a test's thread has its name").to_owned();
+    let mut program = amdhip64::this_program(folder).expect("the interpreter's library");
+    let status = program.args([&test, "--exact", "--nocapture"]).status().expect("it starts");
+    assert!(status.success(), "{test} on the interpreter: {status}");
+    None
 }
 
-fn backend(deterministic: bool) -> Option<CudaBackend> {
-    match libraries::devices() {
+/// A backend that tunes its products in every run, so that bits may change from call to call.
+pub fn tuning_gpu() -> Option<GpuBackend> {
+    backend(false).map(GpuBackend::without_tuning_cache)
+}
+
+fn backend(deterministic: bool) -> Option<GpuBackend> {
+    match CUDA.devices() {
         Ok(0) => skip(Need::Gpu, "the driver shows no device"),
         Err(error) => skip(Need::Gpu, error),
-        Ok(_) => return Some(CudaBackend::new(0, MEMORY, deterministic).expect("a backend on the GPU")),
+        Ok(_) => return Some(CUDA.backend(0, MEMORY, deterministic).expect("a backend on the GPU")),
     }
     None
 }
@@ -74,7 +100,7 @@ impl TestBackend<'_> {
 
 /// Runs `body` on both backends in `dtype` and expects the returned buffers to agree. On the GPU it runs twice and must
 /// give the same bits.
-pub fn agree(gpu: &CudaBackend, dtype: DType, what: &str, body: impl Fn(&TestBackend) -> Vec<Buffer>) {
+pub fn agree(gpu: &GpuBackend, dtype: DType, what: &str, body: impl Fn(&TestBackend) -> Vec<Buffer>) {
     let cpu = CpuBackend::new(Rc::new(Heap::default()), 1);
     let run = |backend: &dyn Backend| -> Vec<Vec<f32>> {
         body(&TestBackend { device: backend, dtype })
@@ -94,7 +120,7 @@ pub fn agree(gpu: &CudaBackend, dtype: DType, what: &str, body: impl Fn(&TestBac
 
 /// Runs `body` on the CPU, and `times` on the GPU, and expects the returned buffers to agree every time.
 pub fn close(
-    gpu: &CudaBackend,
+    gpu: &GpuBackend,
     dtype: DType,
     what: &str,
     times: usize,

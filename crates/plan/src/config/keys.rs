@@ -370,12 +370,11 @@ table! {
         /// the same seed and layout give the same bits. The CPU always does this; on a GPU it costs time and memory:
         /// see [the CUDA backend](cuda.md#what-is-deterministic)
         deterministic: bool, else "true on the CPU, false on GPUs";
-        /// on `"cuda"` with one rank, a step that repeats is captured as a CUDA graph and replayed; false enqueues
-        /// every kernel of every step. The same kernels run either way: see [the CUDA
-        /// backend](cuda.md#one-launch-per-step)
-        graph: bool, default true;
-        /// `"cpu"`; `"cuda"`: an NVIDIA GPU, the first one if ranks are threads, which all of them share; `"auto"`: see
-        /// [the device of a run](#the-device-of-a-run)
+        /// on a GPU with one rank, a step that repeats is captured as a graph and replayed; false enqueues every kernel
+        /// of every step. The same kernels run either way: see [the CUDA backend](cuda.md#one-launch-per-step)
+        graph: bool, else "true, false on AMD GPUs";
+        /// `"cpu"`; `"cuda"`: an NVIDIA GPU, the first one if ranks are threads, which all of them share; `"hip"`: an
+        /// AMD GPU ([what was checked](amd.md)); `"auto"`: see [the device of a run](#the-device-of-a-run)
         device: DeviceName, default DeviceName::Auto;
         /// `"threads"`: the ranks are threads of one process; `"mpi"`: every rank is a process; `"nccl"`: every rank is
         /// a process with a GPU, not with `device = "cpu"`; `"auto"`: if a launcher started several processes, `"nccl"`

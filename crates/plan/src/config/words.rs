@@ -80,6 +80,7 @@ pub(crate) enum DeviceName {
     Auto,
     Cpu,
     Cuda,
+    Hip,
 }
 
 impl Sources {

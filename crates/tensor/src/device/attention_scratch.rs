@@ -9,6 +9,8 @@ const FIXED_BYTES: u64 = 256;
 /// The scratch that attention takes on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionScratch {
+    /// What our portable kernels need.
+    Portable,
     /// What cuDNN's kernels need, even if it is not installed. Our own then leave some of it unused.
     Cudnn {
         /// Whether sums are added in the same order every time.
@@ -25,7 +27,10 @@ impl AttentionScratch {
         asked: bool,
         backward: bool,
     ) -> AttentionWorkspace {
-        let AttentionScratch::Cudnn { deterministic } = self;
+        let (asked, deterministic) = match self {
+            AttentionScratch::Portable => (false, true),
+            AttentionScratch::Cudnn { deterministic } => (asked, deterministic),
+        };
         let pass = if backward { AttentionPass::Backward { deterministic } } else { AttentionPass::Forward };
         AttentionWorkspace::new(shape, dtype, asked, pass)
     }

@@ -33,6 +33,11 @@ impl Device {
         Device::Gpu { workspace: 32 << 20, attention: AttentionScratch::Cudnn { deterministic } }
     }
 
+    /// An AMD GPU. The workspace holds what our kernels keep between two launches, and is rocBLAS's too.
+    pub const fn hip() -> Self {
+        Device::Gpu { workspace: 32 << 20, attention: AttentionScratch::Portable }
+    }
+
     /// Bytes of the one fixed workspace per stream.
     pub fn workspace_bytes(self) -> u64 {
         match self {

@@ -80,6 +80,7 @@ impl Site {
     pub fn find(given: Option<&str>, plan: &Plan) -> Result<Self, Failure> {
         let name = given.unwrap_or(match plan.run.device {
             _ if plan.cluster.name == "frontier" => "frontier",
+            DeviceKind::Hip => "frontier",
             DeviceKind::Cuda => "nvidia",
             DeviceKind::Cpu => "cpu",
         });

@@ -6,14 +6,14 @@ use cudarc::cudnn::sys::{
 
 use super::forward::scaled_scores;
 use super::graph::{Graph, Layout, Layouts, Role, Scalar, Tensor};
-use crate::error::CudaError;
+use crate::error::GpuError;
 use kintsugi_tensor::ops::AttentionShape;
 
 /// Gradients of queries, keys and values.
 ///
 /// Without `deterministic`, blocks add the queries' gradients to an fp32 sum in any order. With it, cuDNN writes the
 /// gradients of the scores to its workspace instead.
-pub fn backward(shape: AttentionShape, compute: DataType, deterministic: bool) -> Result<Graph, CudaError> {
+pub fn backward(shape: AttentionShape, compute: DataType, deterministic: bool) -> Result<Graph, GpuError> {
     let mut graph = Graph::new(compute);
     let layouts = Layouts::new(shape);
     let grouped = shape.heads != shape.kv_heads;
@@ -45,7 +45,7 @@ pub fn backward(shape: AttentionShape, compute: DataType, deterministic: bool) -
 }
 
 /// `Σ dout ∘ out` for every query, stored in memory.
-fn row_dots(graph: &mut Graph, layouts: &Layouts, dout: Tensor) -> Result<Tensor, CudaError> {
+fn row_dots(graph: &mut Graph, layouts: &Layouts, dout: Tensor) -> Result<Tensor, GpuError> {
     let out = graph.stored(Role::Out, layouts.out)?;
     let products = graph.sums(layouts.vectors)?;
     graph.binary(Pointwise::CUDNN_POINTWISE_MUL, dout, out, products)?;
@@ -61,7 +61,7 @@ fn probabilities(
     layouts: &Layouts,
     query: Tensor,
     key: Tensor,
-) -> Result<Tensor, CudaError> {
+) -> Result<Tensor, GpuError> {
     let scores = scaled_scores(graph, layouts, query, key)?;
     let log_sum_exp = graph.stored_sums(Role::LogSumExp, layouts.rows)?;
     let logs = graph.sums(layouts.scores)?;
@@ -78,7 +78,7 @@ fn dscores(
     (dout, value): (Tensor, Tensor),
     row_dots: Tensor,
     probabilities: Tensor,
-) -> Result<Tensor, CudaError> {
+) -> Result<Tensor, GpuError> {
     let dprobabilities = graph.sums(layouts.scores)?;
     graph.matmul(dout, value, dprobabilities)?;
     let centred = graph.sums(layouts.scores)?;
@@ -95,7 +95,7 @@ fn by_key(
     layouts: &Layouts,
     (pairs, vectors, to): (Tensor, Tensor, Tensor),
     grouped: bool,
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let transposed: Layout = layouts.scores.columns_first();
     let rounded = graph.rounded(transposed)?;
     graph.reshape(pairs, rounded)?;

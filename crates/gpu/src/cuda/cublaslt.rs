@@ -1,6 +1,7 @@
-//! Owning wrappers of cuBLASLt's handles. Each handle is destroyed when its wrapper is dropped.
+//! Matrix products by cuBLASLt: owning wrappers of its handles. Each handle is destroyed when its wrapper is dropped.
 
 use std::ffi::c_void;
+use std::rc::Rc;
 
 use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::result::{self, CublasError};
@@ -10,20 +11,21 @@ use cudarc::cublaslt::sys::{
     cudaDataType,
 };
 
-use crate::error::CudaError;
-use crate::libraries;
-use crate::stream::{DeviceRange, Stream};
+use super::libraries;
+use crate::driver::{DeviceRange, Queue};
+use crate::error::GpuError;
+use crate::products::{
+    Addresses, Algorithm, Epilogue, EpilogueAddresses, Key, ProductDescription, ProductLibrary,
+};
 use kintsugi_tensor::DType;
-
-pub use sys::cublasLtMatmulAlgo_t as Algorithm;
 
 /// A cuBLASLt handle.
 #[derive(Debug)]
-pub struct Handle(sys::cublasLtHandle_t);
+struct Handle(sys::cublasLtHandle_t);
 
 impl Handle {
     /// A handle for the current device.
-    pub fn new() -> Result<Self, CudaError> {
+    fn new() -> Result<Self, GpuError> {
         libraries::CUBLASLT.require()?;
         result::create_handle().map(Handle).map_err(refused("cublasLtCreate"))
     }
@@ -38,11 +40,11 @@ impl Drop for Handle {
 
 /// The layout of a contiguous column-major matrix.
 #[derive(Debug)]
-pub struct Matrix(sys::cublasLtMatrixLayout_t);
+struct Matrix(sys::cublasLtMatrixLayout_t);
 
 impl Matrix {
     /// A matrix with this many rows and columns.
-    pub fn new(dtype: DType, rows: usize, columns: usize) -> Result<Self, CudaError> {
+    fn new(dtype: DType, rows: usize, columns: usize) -> Result<Self, GpuError> {
         result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, rows as i64)
             .map(Matrix)
             .map_err(refused("cublasLtMatrixLayoutCreate"))
@@ -58,11 +60,11 @@ impl Drop for Matrix {
 
 /// The matmul descriptor: transposes and epilogue.
 #[derive(Debug)]
-pub struct Operation(sys::cublasLtMatmulDesc_t);
+struct Operation(sys::cublasLtMatmulDesc_t);
 
 impl Operation {
     /// Accumulates in fp32, and does not round fp32 inputs to TF32.
-    pub fn new(transposed: [bool; 2], epilogue: cublasLtEpilogue_t) -> Result<Self, CudaError> {
+    fn new(transposed: [bool; 2], epilogue: cublasLtEpilogue_t) -> Result<Self, GpuError> {
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F);
         let operation = result::create_matmul_desc(compute, scale)
             .map(Operation)
@@ -77,17 +79,17 @@ impl Operation {
     }
 
     /// Sets the address of the bias, in the result's type.
-    pub fn set_bias(&self, address: u64) -> Result<(), CudaError> {
+    fn set_bias(&self, address: u64) -> Result<(), GpuError> {
         self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address)
     }
 
     /// Sets the address of the pre-activation, in the result's type, and its column stride in elements.
-    pub fn set_pre_activation(&self, address: u64, column: usize) -> Result<(), CudaError> {
+    fn set_pre_activation(&self, address: u64, column: usize) -> Result<(), GpuError> {
         self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, address)?;
         self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, column as i64)
     }
 
-    fn set<A: Copy>(&self, attribute: Attribute, value: A) -> Result<(), CudaError> {
+    fn set<A: Copy>(&self, attribute: Attribute, value: A) -> Result<(), GpuError> {
         // SAFETY: every caller passes the type that cublasLt.h gives for the attribute, and it is copied.
         unsafe {
             let value = (&raw const value).cast();
@@ -104,48 +106,105 @@ impl Drop for Operation {
     }
 }
 
-/// `D = A·B + βC`: its descriptor and layouts, without an algorithm.
+/// cuBLASLt on one device.
 #[derive(Debug)]
-pub struct ProductDescription {
-    /// What is computed.
-    pub operation: Operation,
-    /// The left factor.
-    pub a: Matrix,
-    /// The right factor.
-    pub b: Matrix,
-    /// The result, and the matrix that is added.
-    pub d: Matrix,
-}
+pub(super) struct CublasLt(Rc<Handle>);
 
-/// Addresses of the matrices.
-#[derive(Clone, Copy, Debug)]
-pub struct Addresses {
-    /// The left factor.
-    pub a: u64,
-    /// The right factor.
-    pub b: u64,
-    /// The matrix that is added, if any; it may be the result.
-    pub c: u64,
-    /// The result.
-    pub d: u64,
-}
-
-impl Addresses {
-    /// The largest powers of two, up to `most`, that divide the addresses of A, of B, and of C and D.
-    pub fn alignments(self, most: u32) -> [u32; 3] {
-        [self.a, self.b, self.c | self.d].map(|address| 1 << address.trailing_zeros().min(most.ilog2()))
+impl CublasLt {
+    /// The library for the current device.
+    pub(super) fn new() -> Result<Self, GpuError> {
+        Ok(CublasLt(Rc::new(Handle::new()?)))
     }
 }
 
-impl ProductDescription {
-    /// Up to `count` algorithms, the most promising first. Empty if cuBLASLt does not support the combination.
-    pub fn candidates(
+impl ProductLibrary for CublasLt {
+    fn name(&self) -> &'static str {
+        "cuBLASLt"
+    }
+
+    fn version(&self) -> usize {
+        // SAFETY: no arguments.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    fn has_epilogues(&self) -> bool {
+        true
+    }
+
+    fn describe(
         &self,
-        handle: &Handle,
+        key: &Key,
+        epilogue_addresses: EpilogueAddresses,
+    ) -> Result<Box<dyn ProductDescription>, GpuError> {
+        let matrix = |rows, columns, transposed, dtype| {
+            let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
+            Matrix::new(dtype, rows, columns)
+        };
+        let description = Described {
+            handle: Rc::clone(&self.0),
+            operation: Operation::new(key.transposed, epilogue_code(key.epilogue))?,
+            a: matrix(key.m, key.k, key.transposed[0], key.input)?,
+            b: matrix(key.k, key.n, key.transposed[1], key.input)?,
+            d: matrix(key.m, key.n, false, key.output)?,
+        };
+        description.operation.set_epilogue_addresses(key.epilogue, epilogue_addresses, key.m)?;
+        Ok(Box::new(description))
+    }
+}
+
+/// A product's descriptor and layouts, without an algorithm.
+#[derive(Debug)]
+struct Described {
+    handle: Rc<Handle>,
+    /// What is computed.
+    operation: Operation,
+    /// The left factor.
+    a: Matrix,
+    /// The right factor.
+    b: Matrix,
+    /// The result, and the matrix that is added.
+    d: Matrix,
+}
+
+fn native(algorithm: &Algorithm) -> sys::cublasLtMatmulAlgo_t {
+    sys::cublasLtMatmulAlgo_t { data: algorithm.data }
+}
+
+impl Operation {
+    /// Sets the addresses that an epilogue needs, for a result with this many rows.
+    fn set_epilogue_addresses(
+        &self,
+        epilogue: Epilogue,
+        epilogue_addresses: EpilogueAddresses,
+        rows: usize,
+    ) -> Result<(), GpuError> {
+        if matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu) {
+            self.set_bias(epilogue_addresses.bias)?;
+        }
+        if matches!(epilogue, Epilogue::Gelu | Epilogue::BiasGelu | Epilogue::GeluDerivative) {
+            self.set_pre_activation(epilogue_addresses.pre_activation, rows)?;
+        }
+        Ok(())
+    }
+}
+
+fn epilogue_code(epilogue: Epilogue) -> cublasLtEpilogue_t {
+    match epilogue {
+        Epilogue::Nothing => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+        Epilogue::Bias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+        Epilogue::Gelu => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
+        Epilogue::BiasGelu => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        Epilogue::GeluDerivative => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
+    }
+}
+
+impl ProductDescription for Described {
+    fn candidates(
+        &self,
         workspace_bytes: u64,
         alignments: [u32; 3],
         count: usize,
-    ) -> Result<Vec<Algorithm>, CudaError> {
+    ) -> Result<Vec<Algorithm>, GpuError> {
         let limits = Limits::new(workspace_bytes, alignments)?;
         // SAFETY: plain data for which zeros are a value; cuBLASLt overwrites it.
         let mut found: Vec<Candidate> = vec![unsafe { std::mem::zeroed() }; count];
@@ -153,7 +212,7 @@ impl ProductDescription {
         // SAFETY: all descriptors are alive, and `found` has room for `count`.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
-                handle.0,
+                self.handle.0,
                 self.operation.0,
                 self.a.0,
                 self.b.0,
@@ -172,41 +231,44 @@ impl ProductDescription {
         }
         found.truncate(returned as usize);
         found.retain(|candidate| candidate.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
-        Ok(found.into_iter().map(|candidate| candidate.algo).collect())
+        Ok(found.into_iter().map(|candidate| Algorithm { data: candidate.algo.data }).collect())
     }
 
-    /// Whether an algorithm of an earlier run can compute this product in this workspace.
-    pub fn accepts(&self, handle: &Handle, algorithm: &Algorithm, workspace_bytes: u64) -> bool {
+    fn accepts(&self, algorithm: &Algorithm, workspace_bytes: u64) -> bool {
         // SAFETY: as in `candidates`.
         unsafe {
             let mut needs: Candidate = std::mem::zeroed();
             let (operation, d) = (self.operation.0, self.d.0);
-            let to = &raw mut needs;
-            sys::cublasLtMatmulAlgoCheck(handle.0, operation, self.a.0, self.b.0, d, d, algorithm, to)
-                .result()
-                .is_ok_and(|()| needs.workspaceSize as u64 <= workspace_bytes)
+            let (to, algorithm) = (&raw mut needs, native(algorithm));
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle.0,
+                operation,
+                self.a.0,
+                self.b.0,
+                d,
+                d,
+                &raw const algorithm,
+                to,
+            )
+            .result()
+            .is_ok_and(|()| needs.workspaceSize as u64 <= workspace_bytes)
         }
     }
 
-    /// Enqueues the product.
-    ///
-    /// # Safety
-    /// The addresses, and those set in the operation, must be device memory with the description layouts that lives until
-    /// the product has run. The result must overlap nothing else, except C if it is the same matrix.
-    pub unsafe fn run(
+    unsafe fn run(
         &self,
-        handle: &Handle,
-        stream: &Stream,
+        on: &dyn Queue,
         algorithm: &Algorithm,
         at: Addresses,
         add: bool,
         workspace: DeviceRange,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
+        let native = native(algorithm);
         let (alpha, beta) = (1.0_f32, if add { 1.0_f32 } else { 0.0 });
         // SAFETY: the caller's promise; the scalars are read before the call returns.
         unsafe {
             result::matmul(
-                handle.0,
+                self.handle.0,
                 self.operation.0,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
@@ -218,13 +280,22 @@ impl ProductDescription {
                 self.d.0,
                 at.d as *mut c_void,
                 self.d.0,
-                algorithm,
+                &raw const native,
                 workspace.address as *mut c_void,
                 workspace.bytes as usize,
-                stream.handle().cast(),
+                on.handle().cast(),
             )
         }
         .map_err(refused("cublasLtMatmul"))
+    }
+
+    fn set_epilogue_addresses(
+        &self,
+        epilogue: Epilogue,
+        at: EpilogueAddresses,
+        rows: usize,
+    ) -> Result<(), GpuError> {
+        self.operation.set_epilogue_addresses(epilogue, at, rows)
     }
 }
 
@@ -232,7 +303,7 @@ impl ProductDescription {
 struct Limits(sys::cublasLtMatmulPreference_t);
 
 impl Limits {
-    fn new(workspace_bytes: u64, [a, b, d]: [u32; 3]) -> Result<Self, CudaError> {
+    fn new(workspace_bytes: u64, [a, b, d]: [u32; 3]) -> Result<Self, GpuError> {
         let limits =
             result::create_matmul_pref().map(Limits).map_err(refused("cublasLtMatmulPreferenceCreate"))?;
         limits.set(Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes)?;
@@ -243,7 +314,7 @@ impl Limits {
         Ok(limits)
     }
 
-    fn set<A: Copy>(&self, limit: Limit, value: A) -> Result<(), CudaError> {
+    fn set<A: Copy>(&self, limit: Limit, value: A) -> Result<(), GpuError> {
         // SAFETY: every caller passes the type that cublasLt.h gives for the attribute, and it is copied.
         unsafe { result::set_matmul_pref_attribute(self.0, limit, (&raw const value).cast(), size_of::<A>()) }
             .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))
@@ -257,23 +328,17 @@ impl Drop for Limits {
     }
 }
 
-fn data_type(dtype: DType) -> Result<cudaDataType, CudaError> {
+fn data_type(dtype: DType) -> Result<cudaDataType, GpuError> {
     match dtype {
         DType::F32 => Ok(cudaDataType::CUDA_R_32F),
         DType::BF16 => Ok(cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(cudaDataType::CUDA_R_16F),
         DType::F64 | DType::U32 | DType::U8 => {
-            Err(CudaError::Unsupported(format!("the CUDA backend has no matrix products of {dtype:?}")))
+            Err(GpuError::Unsupported(format!("GPUs have no matrix products of {dtype:?}")))
         }
     }
 }
 
-fn refused(call: &'static str) -> impl Fn(CublasError) -> CudaError {
-    move |error| CudaError::Library { library: "cuBLASLt", call, status: format!("{:?}", error.0) }
-}
-
-/// The version of cuBLASLt, which must have been loaded.
-pub fn version() -> usize {
-    // SAFETY: no arguments.
-    unsafe { sys::cublasLtGetVersion() }
+fn refused(call: &'static str) -> impl Fn(CublasError) -> GpuError {
+    move |error| GpuError::Library { library: "cuBLASLt", call, status: format!("{:?}", error.0) }
 }

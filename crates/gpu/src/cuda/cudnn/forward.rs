@@ -5,11 +5,11 @@ use cudarc::cudnn::sys::{
 };
 
 use super::graph::{Graph, Layouts, Role, Scalar, Tensor};
-use crate::error::CudaError;
+use crate::error::GpuError;
 use kintsugi_tensor::ops::AttentionShape;
 
 /// `out = softmax(scale · q·kᵀ, causal) · v`, and the log of each row's sum of exponentials.
-pub fn forward(shape: AttentionShape, compute: DataType) -> Result<Graph, CudaError> {
+pub fn forward(shape: AttentionShape, compute: DataType) -> Result<Graph, GpuError> {
     let mut graph = Graph::new(compute);
     let layouts = Layouts::new(shape);
     let query = graph.stored(Role::Query, layouts.query)?;
@@ -29,7 +29,7 @@ pub fn scaled_scores(
     layouts: &Layouts,
     query: Tensor,
     key: Tensor,
-) -> Result<Tensor, CudaError> {
+) -> Result<Tensor, GpuError> {
     let product = graph.sums(layouts.scores)?;
     graph.matmul(query, key, product)?;
     let (scale, scaled) = (graph.scalar(Scalar::Scale)?, graph.sums(layouts.scores)?);
@@ -37,7 +37,7 @@ pub fn scaled_scores(
 }
 
 /// The probabilities, rounded to the compute type. Also stores the log-sum-exp of every row.
-fn softmax(graph: &mut Graph, layouts: &Layouts, scores: Tensor) -> Result<Tensor, CudaError> {
+fn softmax(graph: &mut Graph, layouts: &Layouts, scores: Tensor) -> Result<Tensor, GpuError> {
     let maximum = graph.sums(layouts.rows)?;
     graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_MAX, scores, maximum)?;
     let shifted = graph.sums(layouts.scores)?;

@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use cudarc::cublaslt::sys::cublasLtEpilogue_t;
-
-use super::library::{Addresses, Algorithm, Handle, Matrix, Operation, ProductDescription};
-use crate::error::CudaError;
+use super::library::{Addresses, Algorithm, ProductDescription, ProductLibrary};
+use crate::error::GpuError;
 use kintsugi_tensor::DType;
 
 /// Larger alignments make no difference to the algorithms.
@@ -17,7 +15,7 @@ const CANDIDATES: usize = 8;
 /// Where the kernel comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Provider {
-    /// cuBLASLt's.
+    /// The library's.
     Library,
     /// Ours.
     Ours,
@@ -36,18 +34,6 @@ pub enum Epilogue {
     BiasGelu,
     /// They are multiplied by GELU's derivative at the cached pre-activation.
     GeluDerivative,
-}
-
-impl Epilogue {
-    fn code(self) -> cublasLtEpilogue_t {
-        match self {
-            Epilogue::Nothing => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-            Epilogue::Bias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            Epilogue::Gelu => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
-            Epilogue::BiasGelu => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            Epilogue::GeluDerivative => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
-        }
-    }
 }
 
 /// The matrix that is added to the product.
@@ -111,7 +97,7 @@ pub struct EpilogueAddresses {
 #[derive(Debug)]
 pub struct Product {
     /// One per variant; `None` for kernels of ours.
-    pub(super) description: Vec<Option<ProductDescription>>,
+    pub(super) description: Vec<Option<Box<dyn ProductDescription>>>,
     /// At least one, the most promising first. A single candidate is the final choice.
     pub(super) candidates: Vec<Choice>,
 }
@@ -130,19 +116,19 @@ impl Product {
     /// Without it, `tune` requests candidates of all variants; otherwise the first variant that has an algorithm is
     /// used.
     pub fn new(
-        handle: &Handle,
+        library: &dyn ProductLibrary,
         variants: &[(Key, EpilogueAddresses)],
         workspace_bytes: u64,
         cached: Option<Choice>,
         tune: bool,
-    ) -> Result<Option<Self>, CudaError> {
+    ) -> Result<Option<Self>, GpuError> {
         let describe = |(key, epilogue_addresses): &(Key, EpilogueAddresses)| match key.provider {
-            Provider::Library => describe(key, *epilogue_addresses).map(Some),
+            Provider::Library => library.describe(key, *epilogue_addresses).map(Some),
             Provider::Ours => Ok(None),
         };
         let description = variants.iter().map(describe).collect::<Result<Vec<_>, _>>()?;
-        let accepts = |variant: &Option<ProductDescription>, algorithm| match variant {
-            Some(description) => description.accepts(handle, algorithm, workspace_bytes),
+        let accepts = |variant: &Option<Box<dyn ProductDescription>>, algorithm| match variant {
+            Some(description) => description.accepts(algorithm, workspace_bytes),
             None => true,
         };
         if let Some(choice) = cached
@@ -159,47 +145,12 @@ impl Product {
                 (false, _) => break,
             };
             let found = match description {
-                Some(description) => {
-                    description.candidates(handle, workspace_bytes, key.alignments, count)?
-                }
-                None => vec![Algorithm { data: [0; 8] }],
+                Some(description) => description.candidates(workspace_bytes, key.alignments, count)?,
+                None => vec![Algorithm::default()],
             };
             candidates.extend(found.into_iter().map(|algorithm| Choice { variant, algorithm }));
         }
         Ok((!candidates.is_empty()).then_some(Product { description, candidates }))
-    }
-}
-
-fn describe(key: &Key, epilogue_addresses: EpilogueAddresses) -> Result<ProductDescription, CudaError> {
-    let matrix = |rows, columns, transposed, dtype| {
-        let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
-        Matrix::new(dtype, rows, columns)
-    };
-    let description = ProductDescription {
-        operation: Operation::new(key.transposed, key.epilogue.code())?,
-        a: matrix(key.m, key.k, key.transposed[0], key.input)?,
-        b: matrix(key.k, key.n, key.transposed[1], key.input)?,
-        d: matrix(key.m, key.n, false, key.output)?,
-    };
-    description.operation.set_epilogue_addresses(key.epilogue, epilogue_addresses, key.m)?;
-    Ok(description)
-}
-
-impl Operation {
-    /// Sets the addresses that an epilogue needs, for a result with this many rows.
-    pub(super) fn set_epilogue_addresses(
-        &self,
-        epilogue: Epilogue,
-        epilogue_addresses: EpilogueAddresses,
-        rows: usize,
-    ) -> Result<(), CudaError> {
-        if matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu) {
-            self.set_bias(epilogue_addresses.bias)?;
-        }
-        if matches!(epilogue, Epilogue::Gelu | Epilogue::BiasGelu | Epilogue::GeluDerivative) {
-            self.set_pre_activation(epilogue_addresses.pre_activation, rows)?;
-        }
-        Ok(())
     }
 }
 

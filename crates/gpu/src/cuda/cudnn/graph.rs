@@ -9,7 +9,7 @@ use cudarc::cudnn::sys::{
 };
 
 use super::descriptor::{Descriptor, Draft};
-use crate::error::CudaError;
+use crate::error::GpuError;
 use kintsugi_tensor::ops::AttentionShape;
 
 /// The role of a tensor in memory.
@@ -147,31 +147,31 @@ impl Graph {
     }
 
     /// A tensor in memory, in the compute type.
-    pub fn stored(&mut self, role: Role, layout: Layout) -> Result<Tensor, CudaError> {
+    pub fn stored(&mut self, role: Role, layout: Layout) -> Result<Tensor, GpuError> {
         self.tensor(layout, self.compute, Some(role))
     }
 
     /// A tensor in memory, in fp32.
-    pub fn stored_sums(&mut self, role: Role, layout: Layout) -> Result<Tensor, CudaError> {
+    pub fn stored_sums(&mut self, role: Role, layout: Layout) -> Result<Tensor, GpuError> {
         self.tensor(layout, DataType::CUDNN_DATA_FLOAT, Some(role))
     }
 
     /// A number that is passed by value.
-    pub fn scalar(&mut self, scalar: Scalar) -> Result<Tensor, CudaError> {
+    pub fn scalar(&mut self, scalar: Scalar) -> Result<Tensor, GpuError> {
         self.stored_sums(Role::Scalar(scalar), Layout::packed([1; 4]))
     }
 
     /// A value inside the kernel, in fp32.
-    pub fn sums(&mut self, layout: Layout) -> Result<Tensor, CudaError> {
+    pub fn sums(&mut self, layout: Layout) -> Result<Tensor, GpuError> {
         self.tensor(layout, DataType::CUDNN_DATA_FLOAT, None)
     }
 
     /// A value inside the kernel, rounded to the compute type.
-    pub fn rounded(&mut self, layout: Layout) -> Result<Tensor, CudaError> {
+    pub fn rounded(&mut self, layout: Layout) -> Result<Tensor, GpuError> {
         self.tensor(layout, self.compute, None)
     }
 
-    fn tensor(&mut self, layout: Layout, dtype: DataType, role: Option<Role>) -> Result<Tensor, CudaError> {
+    fn tensor(&mut self, layout: Layout, dtype: DataType, role: Option<Role>) -> Result<Tensor, GpuError> {
         let id = self.tensors.len() as i64 + 1;
         let descriptor = Draft::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, dtype)?
@@ -188,7 +188,7 @@ impl Graph {
     }
 
     /// `to = a · b`, over the last two dimensions.
-    pub fn matmul(&mut self, a: Tensor, b: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
+    pub fn matmul(&mut self, a: Tensor, b: Tensor, to: Tensor) -> Result<Tensor, GpuError> {
         let product = Draft::new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_MATMUL_COMP_TYPE, DataType::CUDNN_DATA_FLOAT)?
             .finish()?;
@@ -203,12 +203,12 @@ impl Graph {
     }
 
     /// `to = mode(x)`.
-    pub fn unary(&mut self, mode: Pointwise, x: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
+    pub fn unary(&mut self, mode: Pointwise, x: Tensor, to: Tensor) -> Result<Tensor, GpuError> {
         self.pointwise(pointwise(mode, DataType::CUDNN_DATA_FLOAT)?.finish()?, x, [None, None], to)
     }
 
     /// `to = mode(x, y)`.
-    pub fn binary(&mut self, mode: Pointwise, x: Tensor, y: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
+    pub fn binary(&mut self, mode: Pointwise, x: Tensor, y: Tensor, to: Tensor) -> Result<Tensor, GpuError> {
         self.pointwise(pointwise(mode, DataType::CUDNN_DATA_FLOAT)?.finish()?, x, [Some(y), None], to)
     }
 
@@ -218,7 +218,7 @@ impl Graph {
         x: Tensor,
         [second, mask]: [Option<Tensor>; 2],
         to: Tensor,
-    ) -> Result<Tensor, CudaError> {
+    ) -> Result<Tensor, GpuError> {
         let mut draft = Draft::new(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
             .link(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &mode)?
             .link(Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, &self.tensors[x.0])?
@@ -234,7 +234,7 @@ impl Graph {
     }
 
     /// `to` = the reduction of `x` over the dimensions in which `to` is smaller.
-    pub fn reduce(&mut self, mode: Reduction, x: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
+    pub fn reduce(&mut self, mode: Reduction, x: Tensor, to: Tensor) -> Result<Tensor, GpuError> {
         let reduction = Draft::new(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_REDUCTION_COMP_TYPE, DataType::CUDNN_DATA_FLOAT)?
             .set(Name::CUDNN_ATTR_REDUCTION_OPERATOR, mode)?
@@ -249,7 +249,7 @@ impl Graph {
     }
 
     /// `to` = the elements of `x` in the layout of `to`.
-    pub fn reshape(&mut self, x: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
+    pub fn reshape(&mut self, x: Tensor, to: Tensor) -> Result<Tensor, GpuError> {
         let operation = Draft::new(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?
             .link(Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &self.tensors[x.0])?
             .link(Name::CUDNN_ATTR_OPERATION_RESHAPE_YDESC, &self.tensors[to.0])?
@@ -259,7 +259,7 @@ impl Graph {
     }
 
     /// The scores if the key is not later than the query, else −∞.
-    pub fn causal(&mut self, scores: Tensor, layout: Layout) -> Result<Tensor, CudaError> {
+    pub fn causal(&mut self, scores: Tensor, layout: Layout) -> Result<Tensor, GpuError> {
         let query = self.index(scores, layout, 2)?;
         let key = self.index(scores, layout, 3)?;
         let mask = self.tensor(layout, DataType::CUDNN_DATA_BOOLEAN, None)?;
@@ -273,7 +273,7 @@ impl Graph {
     }
 
     /// The index of every element along a dimension.
-    fn index(&mut self, of: Tensor, layout: Layout, dim: i64) -> Result<Tensor, CudaError> {
+    fn index(&mut self, of: Tensor, layout: Layout, dim: i64) -> Result<Tensor, GpuError> {
         let to = self.tensor(layout, DataType::CUDNN_DATA_INT32, None)?;
         let mode = pointwise(Pointwise::CUDNN_POINTWISE_GEN_INDEX, DataType::CUDNN_DATA_FLOAT)?
             .set(Name::CUDNN_ATTR_POINTWISE_AXIS, dim)?
@@ -287,7 +287,7 @@ impl Graph {
     }
 }
 
-fn pointwise(mode: Pointwise, precision: DataType) -> Result<Draft, CudaError> {
+fn pointwise(mode: Pointwise, precision: DataType) -> Result<Draft, GpuError> {
     Draft::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
         .set(Name::CUDNN_ATTR_POINTWISE_MODE, mode)?
         .set(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, precision)

@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 
 use cudarc::driver::sys::{self, CUtensorMap, CUtensorMapSwizzle};
 
-use super::error::CudaError;
-use super::launcher::device_address;
+use crate::error::GpuError;
+use crate::launcher::device_address;
 use kintsugi_tensor::{DType, View};
 
 /// Elements per row of a box. Rows are swizzled in the layout that the tensor cores read.
@@ -17,7 +17,7 @@ pub(crate) fn encode<const N: usize>(
     view: View,
     lengths: [usize; N],
     boxes: [usize; N],
-) -> Result<CUtensorMap, CudaError> {
+) -> Result<CUtensorMap, GpuError> {
     assert_eq!((view.dtype(), view.len()), (DType::BF16, lengths.iter().product()), "another tensor");
     assert_eq!(boxes[0], CHUNK, "no swizzle for such rows");
     let bytes = |elements: usize| (elements * view.dtype().bytes()) as u64;
@@ -44,7 +44,7 @@ pub(crate) fn encode<const N: usize>(
         )
     };
     let refused =
-        |error| CudaError::from(error).during(format_args!("a tensor of {lengths:?} in boxes of {boxes:?}"));
+        |error| GpuError::from(error).during(format_args!("a tensor of {lengths:?} in boxes of {boxes:?}"));
     status.result().map_err(refused)?;
     // SAFETY: the driver has written it.
     Ok(unsafe { map.assume_init() })

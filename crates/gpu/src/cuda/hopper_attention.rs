@@ -2,13 +2,14 @@
 
 use cudarc::driver::sys::CUtensorMap;
 
-use super::portable;
+use super::tensor_map::{self, CHUNK};
+use crate::attention::portable;
 use crate::column_sum::sum_partials;
-use crate::error::CudaError;
+use crate::driver::Grid;
+use crate::error::GpuError;
 use crate::kernels::{HOPPER_ATTENTION_BACKWARD, HOPPER_ATTENTION_FORWARD, Kernels, Source};
 use crate::launcher::{Launcher, aligned_flat, pointer};
-use crate::stream::{Argument, Grid, Table};
-use crate::tensor_map::{self, CHUNK};
+use crate::stream::{Argument, Table};
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionShape, Gradient};
 use kintsugi_tensor::{DType, View};
 
@@ -25,7 +26,7 @@ const RING: usize = 4;
 
 /// Whether these kernels support attention of this shape on these tensors. The first tensor is `qkv`.
 pub fn can(kernels: &Kernels, shape: AttentionShape, tensors: &[View]) -> bool {
-    kernels.stream().capability() == (9, 0)
+    kernels.stream().properties().capability == Some((9, 0))
         && tensors[0].dtype() == DType::BF16
         && shape.head_dim.is_multiple_of(8)
         && shape.head_dim <= LARGEST_HEAD
@@ -34,7 +35,7 @@ pub fn can(kernels: &Kernels, shape: AttentionShape, tensors: &[View]) -> bool {
 }
 
 /// See [`Attention`]. Scratch: one counter.
-pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) -> Result<(), CudaError> {
+pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) -> Result<(), GpuError> {
     let AttentionShape { heads, kv_heads, head_dim, .. } = op.shape;
     // SAFETY: scratch has room for a counter.
     unsafe { kernels.stream().clear(counter, size_of::<u32>())? };
@@ -55,7 +56,7 @@ pub fn backward(
     log_sums: View,
     [dots, dquery_sums, counters]: [u64; 3],
     sums: Option<&BiasSums>,
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let AttentionShape { heads, kv_heads, head_dim, .. } = op.shape;
     let sizes = sizes(op.shape);
     let grid = persistent(kernels, Tiles::new(head_dim).gradients_shared());
@@ -105,7 +106,7 @@ impl BiasSums {
     }
 
     /// Adds the partial sums, after [`backward`] was enqueued. The sum of the keys' gradients is zero.
-    pub fn finish(&self, launcher: &Launcher, dbias: Gradient) -> Result<(), CudaError> {
+    pub fn finish(&self, launcher: &Launcher, dbias: Gradient) -> Result<(), GpuError> {
         let width = self.shape.heads * self.shape.head_dim;
         let part = |i: usize| Gradient { view: dbias.view.slice(i * width..(i + 1) * width), ..dbias };
         sum_partials(launcher, self.of_dqueries, Self::parts_of_dqueries(self.shape), width, &[part(0)])?;
@@ -121,7 +122,9 @@ impl BiasSums {
 fn prepare_chunks(kernels: &Kernels, shape: AttentionShape) -> usize {
     const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
     let heads = shape.heads.div_ceil(heads_prepared(shape.head_dim));
-    (kernels.stream().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(heads).clamp(1, shape.rows())
+    (kernels.stream().properties().multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
+        .div_ceil(heads)
+        .clamp(1, shape.rows())
 }
 
 fn sizes(shape: AttentionShape) -> [Argument; 5] {
@@ -131,13 +134,13 @@ fn sizes(shape: AttentionShape) -> [Argument; 5] {
 }
 
 /// The tensor map of boxes with 64 vectors of one head. Columns beyond the head size are zeros.
-fn by_head(view: View, shape: AttentionShape, heads: usize) -> Result<CUtensorMap, CudaError> {
+fn by_head(view: View, shape: AttentionShape, heads: usize) -> Result<CUtensorMap, GpuError> {
     tensor_map::encode(view, [shape.head_dim, heads, shape.rows()], [CHUNK, 1, QUERIES])
 }
 
 /// As many blocks as run at once. Each block takes work items until none is left.
 fn persistent(kernels: &Kernels, shared: u32) -> Grid {
-    Grid { shared, ..Grid::new(kernels.stream().multiprocessors(), GROUPS * GROUP) }
+    Grid { shared, ..Grid::new(kernels.stream().properties().multiprocessors, GROUPS * GROUP) }
 }
 
 struct Launch<'a> {
@@ -147,7 +150,7 @@ struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    fn run(&self, name: &str, grid: Grid, table: Table, arguments: &[Argument]) -> Result<(), CudaError> {
+    fn run(&self, name: &str, grid: Grid, table: Table, arguments: &[Argument]) -> Result<(), GpuError> {
         // SAFETY: the arguments are those of the kernel, the views were checked against the shape, and scratch is as large
         // as it says.
         unsafe {

@@ -1,7 +1,7 @@
 //! Bias, residual and GELU after a product, for cases in which cuBLASLt has no epilogue or a slower one.
 
 use crate::elementwise;
-use crate::error::CudaError;
+use crate::error::GpuError;
 use crate::kernels::EPILOGUE;
 use crate::launcher::{Launcher, aligned, aligned_flat, common_suffix, pointer, pointer_or_null, size};
 use crate::stream::Argument;
@@ -9,7 +9,7 @@ use kintsugi_tensor::View;
 use kintsugi_tensor::ops::{Linear, Residual};
 
 /// Computes the output of [`Linear`] from its plain product.
-pub fn finish(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
+pub fn finish(launcher: &Launcher, op: &Linear) -> Result<(), GpuError> {
     let Some(residual) = op.residual else {
         return bias_gelu(launcher, op);
     };
@@ -19,7 +19,15 @@ pub fn finish(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
     elementwise::residual(launcher, &end)
 }
 
-fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
+/// Adds the bias to what is there already, if there is one.
+pub fn bias(launcher: &Launcher, op: &Linear) -> Result<(), GpuError> {
+    if op.bias.is_none() {
+        return Ok(());
+    }
+    bias_gelu(launcher, &Linear { gelu: None, ..*op })
+}
+
+fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), GpuError> {
     let views: Vec<View> = [Some(op.out), op.bias, op.gelu].into_iter().flatten().collect();
     let wide = aligned(op.outputs, &views);
     let arguments = [
@@ -34,7 +42,7 @@ fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
 }
 
 /// `dx ∘ GELU'(pre_activation)`, in place.
-pub fn gelu_derivative(launcher: &Launcher, pre_activation: View, dx: View) -> Result<(), CudaError> {
+pub fn gelu_derivative(launcher: &Launcher, pre_activation: View, dx: View) -> Result<(), GpuError> {
     let wide = aligned_flat(&[dx, pre_activation]);
     let arguments = [pointer(dx), pointer(pre_activation), size(dx.len()), wide.into()];
     launch(launcher, "gelu_derivative", &[dx, pre_activation], wide, &arguments)
@@ -47,7 +55,7 @@ fn launch(
     views: &[View],
     wide: bool,
     arguments: &[Argument],
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let name = format!("{name}_{}", common_suffix(views)?);
     let grid = launcher.flat(views[0].len(), wide);
     // SAFETY: the arguments are those of the kernel, and the views were checked against the operation's shape.

@@ -8,7 +8,7 @@ use cudarc::cudnn::sys::{
 
 use super::descriptor::{Descriptor, Draft, Handle, Pointer};
 use super::graph::{Graph, Role, Scalar};
-use crate::error::CudaError;
+use crate::error::GpuError;
 
 /// A compiled graph.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Scalars {
 
 impl Plan {
     /// Compiles a graph, which takes about a second. Its kernel needs at most `workspace_bytes` of scratch.
-    pub fn new(handle: &Handle, graph: Graph, scale: f32, workspace_bytes: u64) -> Result<Self, CudaError> {
+    pub fn new(handle: &Handle, graph: Graph, scale: f32, workspace_bytes: u64) -> Result<Self, GpuError> {
         let operations = Draft::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
             .link_all(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, graph.operations())?
             .handle(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle)?
@@ -42,7 +42,7 @@ impl Plan {
             .finish()?;
         let engines =
             heuristics.list(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)?;
-        let mut refusal = CudaError::Unsupported("cuDNN has no engine for this attention".into());
+        let mut refusal = GpuError::Unsupported("cuDNN has no engine for this attention".into());
         for engine in engines {
             match compile(handle, &engine, workspace_bytes) {
                 Ok(compiled) => {
@@ -72,7 +72,7 @@ impl Plan {
         handle: &Handle,
         workspace: u64,
         address: impl Fn(Role) -> u64,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         let pointers: Vec<Pointer> = self
             .roles
             .iter()
@@ -103,14 +103,14 @@ impl Scalars {
 }
 
 /// The plan of one engine. Fails if it needs more scratch than `workspace_bytes`.
-fn compile(handle: &Handle, engine: &Descriptor, workspace_bytes: u64) -> Result<Descriptor, CudaError> {
+fn compile(handle: &Handle, engine: &Descriptor, workspace_bytes: u64) -> Result<Descriptor, GpuError> {
     let plan = Draft::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
         .handle(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle)?
         .link(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engine)?
         .finish()?;
     let needed = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?;
     if needed as u64 > workspace_bytes {
-        return Err(CudaError::Unsupported(format!(
+        return Err(GpuError::Unsupported(format!(
             "cuDNN's attention needs {needed} bytes of scratch where {workspace_bytes} were planned"
         )));
     }

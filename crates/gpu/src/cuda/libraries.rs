@@ -4,7 +4,8 @@ use std::sync::OnceLock;
 
 use cudarc::{cublaslt, cudnn, driver, get_lib_name_candidates, nvrtc};
 
-use super::error::CudaError;
+use crate::error::GpuError;
+use crate::library::Report;
 
 /// A library that may or may not be on this machine.
 #[derive(Debug)]
@@ -16,19 +17,6 @@ pub(crate) struct Library {
     load: fn() -> bool,
     version: fn() -> String,
     found: OnceLock<bool>,
-}
-
-/// What `kintsugi doctor` reports about a library.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// The library's name.
-    pub name: &'static str,
-    /// Its version, or `None` if it cannot be loaded.
-    pub version: Option<String>,
-    /// File names that were tried, in order.
-    pub tried: Vec<String>,
-    /// How to get it.
-    pub remedy: &'static str,
 }
 
 /// Declares a library that cudarc loads.
@@ -73,11 +61,11 @@ library!(
 );
 impl Library {
     /// Fails with installation advice if the library cannot be loaded.
-    pub(crate) fn require(&self) -> Result<(), CudaError> {
+    pub(crate) fn require(&self) -> Result<(), GpuError> {
         if self.found() {
             return Ok(());
         }
-        Err(CudaError::Missing { library: self.name, tried: self.tried(), remedy: self.remedy })
+        Err(GpuError::Missing { library: self.name, tried: self.tried(), remedy: self.remedy })
     }
 
     fn found(&self) -> bool {
@@ -103,7 +91,7 @@ pub fn reports() -> Vec<Report> {
 }
 
 /// Number of devices that the driver reports. The error says what is missing.
-pub fn devices() -> Result<usize, CudaError> {
+pub fn devices() -> Result<usize, GpuError> {
     DRIVER.require()?;
     Ok(driver::CudaContext::device_count()? as usize)
 }

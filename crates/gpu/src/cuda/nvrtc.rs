@@ -1,53 +1,34 @@
-//! Compiles kernel files at run time for the GPU of this machine, and caches the result on disk.
-//!
-//! The cache key is a hash of source, options and NVRTC version, so an outdated file is never loaded. Each cached file
-//! ends with its own hash, because the driver does not check the machine code that it is given.
+//! Compiles kernel files at run time for an NVIDIA GPU.
 
 use std::ffi::{CString, c_char};
-use std::fs;
 use std::iter;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::nvrtc::{result, sys};
-use kintsugi_spec::{output, work};
+use kintsugi_spec::work;
 
-use super::cache;
-use super::error::CudaError;
-use super::kernels::{COMMON, HEADERS};
 use super::libraries;
+use crate::driver::SourceText;
+use crate::error::GpuError;
+use crate::kernels::HEADERS;
+use crate::{image_cache, kernels};
 
-/// The machine code of a kernel file for `architecture` (such as `sm_90`) and definitions (`NAME=value`), from the disk
-/// cache if it is there. [`COMMON`](super::kernels::COMMON) is prepended to the text; compiler messages use the file's
-/// own line numbers.
-pub(crate) fn cubin(
-    name: &str,
-    text: &str,
-    architecture: &str,
-    definitions: &[String],
-) -> Result<Vec<u8>, CudaError> {
+/// The machine code of a kernel file for `architecture` (such as `sm_90`), from the disk cache if it is there.
+pub(crate) fn cubin(source: SourceText, architecture: &str) -> Result<Vec<u8>, GpuError> {
     libraries::NVRTC.require()?;
-    let text = format!("{COMMON}\n#line 1 \"{name}.cu\"\n{text}");
-    let options = options(architecture, definitions);
-    let kept = cache::folder("kernels").map(|folder| {
-        let included = HEADERS.iter().map(|(_, text)| *text).filter(|_| includes_headers(&text));
-        let whole: String = iter::once(text.as_str()).chain(included).collect();
-        let key = fingerprint(&[whole.as_bytes(), options.join(" ").as_bytes(), version().as_bytes()]);
-        folder.join(format!("{name}-{architecture}-{key:032x}.cubin"))
-    });
-    if let Some(image) = kept.as_deref().and_then(find) {
-        return Ok(image);
-    }
-    let image = compile(&text, &options).map_err(|log| CudaError::Compile {
-        source_name: name.to_owned(),
-        architecture: architecture.to_owned(),
-        log,
-    })?;
-    work::finish_piece();
-    if let Some(path) = kept {
-        keep(&path, &image);
-    }
-    Ok(image)
+    let text = kernels::with_header(source);
+    let options = options(architecture, source.definitions);
+    let included = HEADERS.iter().map(|(_, text)| *text).filter(|_| includes_headers(&text));
+    let whole: String = iter::once(text.as_str()).chain(included).collect();
+    let key = [whole, options.join(" "), version()];
+    image_cache::cached(&format!("{}-{architecture}", source.name), "cubin", &key, || {
+        let image = compile(&text, &options).map_err(|log| GpuError::Compile {
+            source_name: source.name.to_owned(),
+            architecture: architecture.to_owned(),
+            log,
+        })?;
+        work::finish_piece();
+        Ok(image)
+    })
 }
 
 /// Compiler options. Functions without annotation are device code, because lambdas cannot be annotated.
@@ -129,58 +110,28 @@ impl Drop for Program {
     }
 }
 
-/// Reads a cached image. `None` if the file is missing or damaged, for example by a crash or a full disk.
-fn find(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = fs::read(path).ok()?;
-    let (image, hash) = bytes.split_last_chunk()?;
-    (fingerprint(&[image]) == u128::from_le_bytes(*hash)).then(|| {
-        bytes.truncate(bytes.len() - size_of::<u128>());
-        bytes
-    })
-}
-
-/// Writes to a temporary name first, so that ranks that compile the same file at once never read a partial file. A
-/// failed write is ignored.
-fn keep(path: &Path, image: &[u8]) {
-    static WRITTEN: AtomicU64 = AtomicU64::new(0);
-    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let unfinished = path.with_extension(format!("{}-{number}.part", std::process::id()));
-    let bytes = [image, &fingerprint(&[image]).to_le_bytes()].concat();
-    let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
-    folder.and_then(|()| output::write_whole(path, unfinished, &bytes)).ok();
-}
-
-/// FNV-1a with 128 bits, over the parts and their lengths.
-fn fingerprint(parts: &[&[u8]]) -> u128 {
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    for part in parts {
-        for byte in part.len().to_le_bytes().iter().chain(*part) {
-            hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
-        }
-    }
-    hash
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::Path;
 
     use kintsugi_testing::{Need, skip};
 
     use super::*;
-    use crate::attention::{hopper_attention_definitions, tensor_attention_definitions};
-    use crate::kernels::architecture;
+    use crate::attention::tensor_attention_definitions;
+    use crate::cuda::hopper_attention::definitions as hopper_attention_definitions;
+    use crate::kernels::{COMMON, architecture, warp_definition};
     use kintsugi_tensor::DType;
 
-    /// Every kernel file of the folder, with its name.
+    /// Every kernel file of the folder that is not for AMD's matrix cores, with its name.
     fn kernel_files() -> Vec<(String, String)> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/kernels");
         let paths =
             fs::read_dir(folder).expect("the kernels' folder").map(|entry| entry.expect("a file").path());
         let kernels = paths.filter(|path| path.extension().is_some_and(|ending| ending == "cu"));
         let name = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
-        kernels.map(|path| (name(&path), fs::read_to_string(&path).expect("text"))).collect()
+        let files = kernels.map(|path| (name(&path), fs::read_to_string(&path).expect("text")));
+        files.filter(|(_, text)| !text.contains("#include \"mfma.cuh\"")).collect()
     }
 
     #[test]
@@ -208,7 +159,9 @@ mod tests {
     }
 
     fn compiles(name: &str, text: &str, architecture: &str, definitions: &[String]) {
-        let image = cubin(name, text, architecture, definitions).unwrap_or_else(|error| panic!("{error}"));
+        let definitions = &[definitions, &[warp_definition(32)]].concat();
+        let source = SourceText { name, text, architecture: None, definitions };
+        let image = cubin(source, architecture).unwrap_or_else(|error| panic!("{error}"));
         assert!(image.starts_with(b"\x7fELF"), "{name} gave no machine code");
     }
 
@@ -250,7 +203,9 @@ mod tests {
             let heads: &[usize] = if is_for_one_head(text) { &[64, 88, 128] } else { &[64] };
             for &head_dim in heads {
                 let text = CString::new(format!("{COMMON}\n{text}")).expect("no zero");
-                let mut options = options("sm_90a", &hopper_attention_definitions(head_dim));
+                let definitions =
+                    [hopper_attention_definitions(head_dim), vec![warp_definition(32)]].concat();
+                let mut options = options("sm_90a", &definitions);
                 options.push("--ptxas-options=-v".to_owned());
                 let program = Program::new(&text).expect("a program");
                 // SAFETY: the program lives.
@@ -269,35 +224,9 @@ mod tests {
             return;
         }
         let text = "\nextern \"C\" __global__ void broken() { nothing(); }";
-        let message = cubin("broken", text, "sm_90", &[]).expect_err("there is no such function").to_string();
+        let definitions = [warp_definition(32)];
+        let source = SourceText { name: "broken", text, architecture: None, definitions: &definitions };
+        let message = cubin(source, "sm_90").expect_err("there is no such function").to_string();
         assert!(message.contains("broken.cu(2)") && message.contains("nothing"), "{message}");
-    }
-
-    #[test]
-    fn a_cached_image_is_read_whole_or_not_at_all() {
-        let folder = std::env::temp_dir().join(format!("kintsugi-cubin-{}", std::process::id()));
-        let path = folder.join("kernel.cubin");
-        assert_eq!(find(&path), None);
-        let image: Vec<u8> = (0..1000_u32).map(|i| (i * i % 251) as u8).collect();
-        keep(&path, &image);
-        assert_eq!(find(&path).as_ref(), Some(&image));
-        let whole = fs::read(&path).expect("a file");
-        let mut changed = whole.clone();
-        changed[500] ^= 1;
-        for broken in [&whole[..999], &whole[..15], &[], &image[..], &changed[..]] {
-            fs::write(&path, broken).expect("it is changed");
-            assert_eq!(find(&path), None, "{} bytes", broken.len());
-        }
-        keep(&path, &image);
-        assert_eq!(find(&path), Some(image), "what is compiled again takes its place");
-        assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1, "nothing unfinished is left");
-        fs::remove_dir_all(&folder).expect("it can be removed");
-    }
-
-    #[test]
-    fn fingerprints_differ_by_content_and_by_where_parts_end() {
-        assert_ne!(fingerprint(&[b"ab", b"c"]), fingerprint(&[b"a", b"bc"]));
-        assert_ne!(fingerprint(&[b"ab"]), fingerprint(&[b"ac"]));
-        assert_eq!(fingerprint(&[b"ab", b"c"]), fingerprint(&[b"ab", b"c"]));
     }
 }

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use super::product::Choice;
-use crate::error::CudaError;
+use crate::error::GpuError;
 use crate::stream::Stream;
 
 /// Most calls per burst: enough that the first call's launch is a small part of it.
@@ -49,8 +49,8 @@ pub fn fastest(
     stream: &Stream,
     candidates: &[Choice],
     in_bursts: bool,
-    product: impl Fn(Choice) -> Result<(), CudaError>,
-) -> Result<Choice, CudaError> {
+    product: impl Fn(Choice) -> Result<(), GpuError>,
+) -> Result<Choice, GpuError> {
     stream.mark_not_repeatable();
     let tuning = Tuning { stream, candidates: loaded(candidates, &product)?, product };
     let bursts = tuning.bursts()?;
@@ -64,8 +64,8 @@ pub fn fastest(
 /// The candidates that run without error. Each runs once, which also loads its kernels.
 fn loaded(
     candidates: &[Choice],
-    product: impl Fn(Choice) -> Result<(), CudaError>,
-) -> Result<Vec<Choice>, CudaError> {
+    product: impl Fn(Choice) -> Result<(), GpuError>,
+) -> Result<Vec<Choice>, GpuError> {
     let mut failure = None;
     let mut runs = |&choice: &Choice| product(choice).map_err(|error| failure = Some(error)).is_ok();
     let loaded: Vec<Choice> = candidates.iter().copied().filter(&mut runs).collect();
@@ -89,9 +89,9 @@ struct Run {
     calls: usize,
 }
 
-impl<P: Fn(Choice) -> Result<(), CudaError>> Tuning<'_, P> {
+impl<P: Fn(Choice) -> Result<(), GpuError>> Tuning<'_, P> {
     /// Milliseconds per call in each candidate's shortest burst.
-    fn bursts(&self) -> Result<Vec<f32>, CudaError> {
+    fn bursts(&self) -> Result<Vec<f32>, GpuError> {
         let count = self.candidates.len();
         let round = |calls| (0..count).map(move |candidate| Run { candidate, calls });
         let mut times = self.time(&round(1).collect::<Vec<_>>())?;
@@ -102,7 +102,7 @@ impl<P: Fn(Choice) -> Result<(), CudaError>> Tuning<'_, P> {
     }
 
     /// The survivor with the least time once the GPU is stable at its power cap.
-    fn best_back_to_back(&self, survivors: &[usize], bursts: &[f32]) -> Result<usize, CudaError> {
+    fn best_back_to_back(&self, survivors: &[usize], bursts: &[f32]) -> Result<usize, GpuError> {
         let runs = back_to_back(survivors, bursts);
         // A run that is not counted warms up the GPU.
         let with_warm_up: Vec<Run> = runs.first().into_iter().chain(&runs).copied().collect();
@@ -111,7 +111,7 @@ impl<P: Fn(Choice) -> Result<(), CudaError>> Tuning<'_, P> {
     }
 
     /// Milliseconds per call of each run. The host waits only after everything is enqueued, so the GPU is never idle.
-    fn time(&self, runs: &[Run]) -> Result<Vec<f32>, CudaError> {
+    fn time(&self, runs: &[Run]) -> Result<Vec<f32>, GpuError> {
         let mut moments = vec![self.stream.timing_event()?];
         for run in runs {
             (0..run.calls).try_for_each(|_| (self.product)(self.candidates[run.candidate]))?;
@@ -211,7 +211,7 @@ mod tests {
     fn failing_candidates_are_eliminated_and_if_all_fail_the_error_is_returned() {
         let candidates = [0, 1, 2].map(|variant| Choice { variant, algorithm: Algorithm { data: [0; 8] } });
         let fail = |fails: fn(usize) -> bool| {
-            let error = |variant| CudaError::Unsupported(format!("variant {variant}"));
+            let error = |variant| GpuError::Unsupported(format!("variant {variant}"));
             move |Choice { variant, .. }: Choice| if fails(variant) { Err(error(variant)) } else { Ok(()) }
         };
         let variants = |choice: Vec<Choice>| choice.iter().map(|choice| choice.variant).collect::<Vec<_>>();

@@ -1,12 +1,11 @@
-//! Matrix products. Most are cuBLASLt's: with bias, residual and GELU as its epilogue if it supports that and it is
+//! Matrix products. Most are a library's: with bias, residual and GELU as its epilogue if it supports that and it is
 //! faster than a separate kernel of ours. On Hopper, products with GELU or its derivative can be a single kernel of
 //! ours.
 //!
-//! cuBLASLt's matrices are column-major, so it sees a row-major matrix as its transpose: `out = x · weightᵀ` becomes
+//! A library's matrices are column-major, so it sees a row-major matrix as its transpose: `out = x · weightᵀ` becomes
 //! `outᵀ = weight · xᵀ`, and no matrix is copied. Descriptors and algorithms are prepared once per kind of product.
 
 mod epilogue;
-mod hopper;
 mod library;
 mod product;
 #[cfg(test)]
@@ -21,16 +20,19 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Instant;
 
-use super::error::CudaError;
-use super::kernels::Kernels;
-use super::launcher::{Launcher, device_address};
-use super::notice_handler::NoticeHandler;
-use super::stream::{DeviceRange, Stream};
-use super::{activation, column_sum};
+use crate::cuda::hopper_product as hopper;
+use crate::driver::DeviceRange;
+use crate::error::GpuError;
+use crate::kernels::Kernels;
+use crate::launcher::{Launcher, device_address};
+use crate::notice_handler::NoticeHandler;
+use crate::stream::Stream;
+use crate::{activation, column_sum};
 use kintsugi_tensor::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
 use kintsugi_tensor::{DType, View};
-use library::{Addresses, Algorithm, Handle, ProductDescription};
-use product::{Addend, Choice, Epilogue, EpilogueAddresses, Key, Product, Provider};
+pub(crate) use library::{Addresses, Algorithm, ProductDescription, ProductLibrary};
+use product::{Addend, Choice, Product, Provider};
+pub(crate) use product::{Epilogue, EpilogueAddresses, Key};
 use trial_rows::TrialRows;
 use tuning_cache::TuningCache;
 use tuning_progress::TuningProgress;
@@ -46,7 +48,7 @@ pub(crate) struct Products {
     notices: NoticeHandler,
     progress: RefCell<TuningProgress>,
     prepared: RefCell<PreparedProducts>,
-    handle: Handle,
+    library: Box<dyn ProductLibrary>,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,7 @@ struct Call<'a> {
 }
 
 /// A kernel of ours that runs after the product, or instead of it.
-type OwnKernel<'a> = dyn Fn(&Launcher) -> Result<(), CudaError> + 'a;
+type OwnKernel<'a> = dyn Fn(&Launcher) -> Result<(), GpuError> + 'a;
 
 /// One variant to compute an operation: cuBLASLt's product with an epilogue and optionally a kernel of ours after it, or a
 /// single kernel of ours.
@@ -88,7 +90,7 @@ struct Variants<'a> {
 }
 
 /// What is done with the variants of an operation.
-type Enqueue<'a> = dyn FnMut(Variants) -> Result<(), CudaError> + 'a;
+type Enqueue<'a> = dyn FnMut(Variants) -> Result<(), GpuError> + 'a;
 
 impl<'a> Variant<'a> {
     /// cuBLASLt's product without an epilogue.
@@ -134,7 +136,7 @@ impl<'a> Variant<'a> {
         format!("product {rows} × {columns} × {inner}{behind}{add}")
     }
 
-    fn key(&self) -> Result<Key, CudaError> {
+    fn key(&self) -> Result<Key, GpuError> {
         let [m, n, k] = self.call.size;
         for view in [self.bias, self.pre_activation, self.call.addend].into_iter().flatten() {
             same_type(view, self.call.d)?;
@@ -167,11 +169,11 @@ impl Products {
         kernels: &Kernels,
         workspace: DeviceRange,
         notices: &NoticeHandler,
-    ) -> Result<Self, CudaError> {
-        let handle = Handle::new()?;
-        let cache = TuningCache::open(&stream.context().name()?, library::version());
+    ) -> Result<Self, GpuError> {
+        let library = stream.driver().products()?;
+        let cache = TuningCache::open(&stream.driver().name()?, library.version());
         Ok(Products {
-            handle,
+            library,
             stream: stream.clone(),
             workspace,
             launcher: Launcher::new(stream, kernels.clone(), workspace),
@@ -203,18 +205,18 @@ impl Products {
     }
 
     /// See [`Linear`].
-    pub(crate) fn linear(&self, op: &Linear) -> Result<(), CudaError> {
+    pub(crate) fn linear(&self, op: &Linear) -> Result<(), GpuError> {
         self.enqueue(op, |op, enqueue| self.linear_variants(op, enqueue))
     }
 
     /// See [`LinearBackwardInput`].
-    pub(crate) fn linear_backward_input(&self, op: &LinearBackwardInput) -> Result<(), CudaError> {
+    pub(crate) fn linear_backward_input(&self, op: &LinearBackwardInput) -> Result<(), GpuError> {
         self.enqueue(op, |op, enqueue| self.linear_backward_input_variants(op, enqueue))
     }
 
     /// See [`LinearBackwardWeight`]. The bias gradient is a separate kernel, because cuBLASLt's epilogue for it cannot
     /// accumulate.
-    pub(crate) fn linear_backward_weight(&self, op: &LinearBackwardWeight) -> Result<(), CudaError> {
+    pub(crate) fn linear_backward_weight(&self, op: &LinearBackwardWeight) -> Result<(), GpuError> {
         let LinearBackwardWeight { dy, rows, outputs, .. } = *op;
         if let Some(out) = op.dbias {
             column_sum::column_sum(&self.launcher, &ColumnSum { x: dy, out, rows, width: outputs })?;
@@ -226,8 +228,8 @@ impl Products {
     fn enqueue<O: TrialRows>(
         &self,
         op: &O,
-        with_variants: impl Fn(&O, &mut Enqueue) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+        with_variants: impl Fn(&O, &mut Enqueue) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
         match op.trial() {
             None => with_variants(op, &mut |whole| self.run(whole, None)),
             Some(trial) => with_variants(&trial, &mut |trial| {
@@ -239,7 +241,7 @@ impl Products {
 
     /// The variants are: cuBLASLt's epilogue; for GELU, a pass from the pre-activation to its GELU; a pass over the plain
     /// product; and one kernel of ours for product and GELU. All but the third round at the same points.
-    fn linear_variants(&self, op: &Linear, enqueue: &mut Enqueue) -> Result<(), CudaError> {
+    fn linear_variants(&self, op: &Linear, enqueue: &mut Enqueue) -> Result<(), GpuError> {
         let call = Call {
             size: [op.outputs, op.rows, op.inputs],
             transposed: [true, false],
@@ -284,6 +286,13 @@ impl Products {
             // The other variants would overwrite the matrix that they add.
             variants.truncate(1);
         }
+        let add_bias = |launcher: &Launcher| epilogue::bias(launcher, op);
+        if !self.library.has_epilogues() {
+            variants.retain(|variant| variant.epilogue == Epilogue::Nothing && variant.call.addend.is_none());
+            if op.residual.is_some() {
+                variants = vec![Variant { finish: Some(&add_bias), ..Variant::plain(fused) }];
+            }
+        }
         enqueue(Variants { variants, repeatable: out_of_place })
     }
 
@@ -293,7 +302,7 @@ impl Products {
         &self,
         op: &LinearBackwardInput,
         enqueue: &mut Enqueue,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         let call = Call {
             size: [op.inputs, op.rows, op.outputs],
             transposed: [false, false],
@@ -333,6 +342,9 @@ impl Products {
         if !out_of_place {
             variants.truncate(1);
         }
+        if !self.library.has_epilogues() {
+            variants.retain(|variant| variant.epilogue == Epilogue::Nothing);
+        }
         enqueue(Variants { variants, repeatable })
     }
 
@@ -341,13 +353,16 @@ impl Products {
     /// Tuning may run a repeatable operation with every candidate; or `trial`, if that is given, which is the same
     /// operation on fewer rows. Other operations of the same kind reuse that choice; before it exists, they run the first
     /// candidate.
-    fn run(&self, whole: Variants, trial: Option<Variants>) -> Result<(), CudaError> {
+    fn run(&self, whole: Variants, trial: Option<Variants>) -> Result<(), GpuError> {
         let Variants { mut variants, repeatable } = whole;
         variants.retain(Variant::is_aligned);
         if variants.is_empty() {
-            let why =
-                "a product in place whose bias or pre_activation values are not at multiples of 16 bytes";
-            return Err(CudaError::Unsupported(why.to_owned()));
+            let library = self.library.name();
+            let why = format!(
+                "{library} has no product in place with this epilogue, or its bias and pre-activation are not at \
+                 multiples of 16 bytes"
+            );
+            return Err(GpuError::Unsupported(why));
         }
         let keys = variants.iter().map(Variant::key).collect::<Result<Vec<_>, _>>()?;
         self.stream.add_hash_to_digest(&keys);
@@ -380,13 +395,15 @@ impl Products {
     }
 
     /// The fastest of the candidates on fewer rows. Fails if none of them can run there.
-    fn fastest_on_trial(&self, candidates: &[Choice], trial: Variants) -> Result<Choice, CudaError> {
+    fn fastest_on_trial(&self, candidates: &[Choice], trial: Variants) -> Result<Choice, GpuError> {
         let Variants { mut variants, .. } = trial;
         variants.retain(Variant::is_aligned);
         let describe = |variant: &Variant| Ok((variant.key()?, variant.epilogue_addresses()));
-        let keys = variants.iter().map(describe).collect::<Result<Vec<_>, CudaError>>()?;
-        let small = Product::new(&self.handle, &keys, self.workspace.bytes, None, false)?
-            .ok_or_else(|| CudaError::Unsupported(format!("cuBLASLt has no product {}", keys[0].0)))?;
+        let keys = variants.iter().map(describe).collect::<Result<Vec<_>, GpuError>>()?;
+        let small =
+            Product::new(&*self.library, &keys, self.workspace.bytes, None, false)?.ok_or_else(|| {
+                GpuError::Unsupported(format!("{} has no product {}", self.library.name(), keys[0].0))
+            })?;
         tune::fastest(&self.stream, candidates, self.in_bursts.get(), |choice| {
             self.run_choice(&small.description, &variants, choice)
         })
@@ -394,12 +411,12 @@ impl Products {
 
     fn run_choice(
         &self,
-        description: &[Option<ProductDescription>],
+        description: &[Option<Box<dyn ProductDescription>>],
         variants: &[Variant],
         choice: Choice,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         let (description, variant) = (&description[choice.variant], &variants[choice.variant]);
-        self.run_variant(description.as_ref(), variant, &choice.algorithm)
+        self.run_variant(description.as_deref(), variant, &choice.algorithm)
     }
 
     fn prepare(
@@ -407,29 +424,27 @@ impl Products {
         keys: &[Key],
         variants: &[Variant],
         cache: Option<&TuningCache>,
-    ) -> Result<Product, CudaError> {
+    ) -> Result<Product, GpuError> {
         self.stream.mark_not_repeatable();
         let tune = self.tuning.get();
         let cached = cache.filter(|_| tune).and_then(|cache| cache.get(&keys[0].to_string()));
         let variants: Vec<(Key, EpilogueAddresses)> =
             keys.iter().copied().zip(variants.iter().map(Variant::epilogue_addresses)).collect();
-        Product::new(&self.handle, &variants, self.workspace.bytes, cached, tune)?
-            .ok_or_else(|| CudaError::Unsupported(format!("cuBLASLt has no product {}", keys[0])))
+        Product::new(&*self.library, &variants, self.workspace.bytes, cached, tune)?.ok_or_else(|| {
+            GpuError::Unsupported(format!("{} has no product {}", self.library.name(), keys[0]))
+        })
     }
 
     fn run_variant(
         &self,
-        description: Option<&ProductDescription>,
+        description: Option<&dyn ProductDescription>,
         variant: &Variant,
         algorithm: &Algorithm,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), GpuError> {
         if let Some(description) = description {
             let (epilogue_addresses, at) = (variant.epilogue_addresses(), variant.addresses());
-            description.operation.set_epilogue_addresses(
-                variant.epilogue,
-                epilogue_addresses,
-                variant.call.size[0],
-            )?;
+            let rows = variant.call.size[0];
+            description.set_epilogue_addresses(variant.epilogue, epilogue_addresses, rows)?;
             let add = variant.call.addend.is_some();
             self.stream.add_to_digest([
                 at.a,
@@ -446,7 +461,7 @@ impl Products {
                 || {
                     // SAFETY: the operation's views were checked against its shape, from which the key was made,
                     // and a rank's memory outlives what is enqueued on its stream.
-                    unsafe { description.run(&self.handle, &self.stream, algorithm, at, add, self.workspace) }
+                    unsafe { description.run(self.stream.queue(), algorithm, at, add, self.workspace) }
                 },
             )?;
         }
@@ -455,10 +470,7 @@ impl Products {
 }
 
 /// One variant: the plain product.
-fn linear_backward_weight_variants(
-    op: &LinearBackwardWeight,
-    enqueue: &mut Enqueue,
-) -> Result<(), CudaError> {
+fn linear_backward_weight_variants(op: &LinearBackwardWeight, enqueue: &mut Enqueue) -> Result<(), GpuError> {
     let LinearBackwardWeight { dy, x, rows, inputs, outputs, dweight, .. } = *op;
     let product = Variant::plain(Call {
         size: [inputs, outputs, rows],
@@ -471,9 +483,9 @@ fn linear_backward_weight_variants(
     enqueue(Variants { variants: vec![product], repeatable: !dweight.accumulate })
 }
 
-fn same_type(a: View, b: View) -> Result<DType, CudaError> {
+fn same_type(a: View, b: View) -> Result<DType, GpuError> {
     if a.dtype() == b.dtype() {
         return Ok(a.dtype());
     }
-    Err(CudaError::Unsupported(format!("a product of {:?} and {:?}", a.dtype(), b.dtype())))
+    Err(GpuError::Unsupported(format!("a product of {:?} and {:?}", a.dtype(), b.dtype())))
 }

@@ -2,7 +2,7 @@
 
 use super::Key;
 use super::product::{EpilogueAddresses, Product};
-use crate::{CudaBackend, libraries};
+use crate::{CUDA, GpuBackend};
 use kintsugi_tensor::ops::{Gradient, Linear, LinearBackwardInput};
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 use kintsugi_testing::{Need, skip};
@@ -16,7 +16,7 @@ const LONG: [usize; 3] = [300, 136, 1416];
 const LARGE: [usize; 3] = [3072, 2312, 1416];
 
 /// Random numbers with mean 1/8. With mean 0, sums over many rows would consist of rounding errors.
-fn numbers(backend: &CudaBackend, len: usize, dtype: DType) -> Buffer {
+fn numbers(backend: &GpuBackend, len: usize, dtype: DType) -> Buffer {
     let values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 257) as f32 - 112.0) / 128.0).collect();
     let buffer = backend.allocate(len, dtype, Category::Activations);
     backend.upload(&values, buffer.view());
@@ -24,7 +24,7 @@ fn numbers(backend: &CudaBackend, len: usize, dtype: DType) -> Buffer {
 }
 
 /// Products with all variants: with a bias and GELU, with a bias and a residual, and with GELU's derivative.
-fn products(backend: &CudaBackend, dtype: DType, [rows, inputs, outputs]: [usize; 3]) -> [Vec<f32>; 5] {
+fn products(backend: &GpuBackend, dtype: DType, [rows, inputs, outputs]: [usize; 3]) -> [Vec<f32>; 5] {
     let buffer = |len| numbers(backend, len, dtype);
     let (x, weight, bias) = (buffer(rows * inputs), buffer(outputs * inputs), buffer(outputs));
     let (dy, stream) = (buffer(rows * outputs), buffer(rows * outputs));
@@ -58,7 +58,7 @@ fn products(backend: &CudaBackend, dtype: DType, [rows, inputs, outputs]: [usize
 
 #[test]
 fn all_candidates_of_a_product_give_its_result() {
-    if !matches!(libraries::devices(), Ok(1..)) {
+    if !CUDA.is_here() {
         skip(Need::Gpu, "the driver shows no device");
         return;
     }
@@ -71,7 +71,7 @@ fn all_candidates_of_a_product_give_its_result() {
 }
 
 fn all_candidates(dtype: DType, shape: [usize; 3], tolerance: f32) {
-    let backend = CudaBackend::new(0, MEMORY, false).expect("a backend on the GPU").without_tuning_cache();
+    let backend = CUDA.backend(0, MEMORY, false).expect("a backend on the GPU").without_tuning_cache();
     let expected = products(&backend, dtype, shape);
     let prepared = &backend.products.prepared;
     let known: Vec<Vec<Key>> = prepared.borrow().products.keys().cloned().collect();
@@ -88,13 +88,13 @@ fn all_candidates(dtype: DType, shape: [usize; 3], tolerance: f32) {
 }
 
 /// The candidates that tuning chose from.
-fn candidates(backend: &CudaBackend, keys: &[Key]) -> Vec<super::Choice> {
+fn candidates(backend: &GpuBackend, keys: &[Key]) -> Vec<super::Choice> {
     let products = &backend.products;
     // The address only needs to be aligned: it is used to query the candidates.
     let address = products.workspace.address;
     let variants: Vec<(Key, EpilogueAddresses)> =
         keys.iter().map(|&key| (key, EpilogueAddresses { bias: address, pre_activation: address })).collect();
-    let product = Product::new(&products.handle, &variants, products.workspace.bytes, None, true);
+    let product = Product::new(&*products.library, &variants, products.workspace.bytes, None, true);
     let candidates = product.expect("it can be description").expect("it was run").candidates;
     assert!(candidates.len() > 1, "{} has no choice", keys[0]);
     candidates

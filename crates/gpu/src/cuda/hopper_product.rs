@@ -3,12 +3,13 @@
 
 use cudarc::driver::sys::CUtensorMap;
 
+use super::tensor_map::{self, CHUNK};
 use crate::column_sum::sum_partials;
-use crate::error::CudaError;
+use crate::driver::Grid;
+use crate::error::GpuError;
 use crate::kernels::HOPPER_PRODUCT;
 use crate::launcher::{Launcher, aligned_flat, pointer_or_null};
-use crate::stream::{Argument, Grid};
-use crate::tensor_map::{self, CHUNK};
+use crate::stream::Argument;
 use kintsugi_tensor::ops::{Linear, LinearBackwardInput};
 use kintsugi_tensor::{DType, View};
 
@@ -45,14 +46,14 @@ pub fn has_gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, pre_ac
 }
 
 fn fits(launcher: &Launcher, views: &[View], widths: [usize; 2]) -> bool {
-    launcher.capability() == (9, 0)
+    launcher.properties().capability == Some((9, 0))
         && views.iter().all(|view| view.dtype() == DType::BF16)
         && aligned_flat(views)
         && widths.iter().all(|width| width.is_multiple_of(UNIT))
 }
 
 /// See [`Linear`], with GELU.
-pub fn gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
+pub fn gelu(launcher: &Launcher, op: &Linear) -> Result<(), GpuError> {
     let pre_activation = op.gelu.expect("a product with GELU keeps what it is applied to");
     let matrices = [
         matrix(op.x, op.inputs, TILE)?,
@@ -69,7 +70,7 @@ pub fn gelu_derivative(
     launcher: &Launcher,
     op: &LinearBackwardInput,
     pre_activation: View,
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let matrices = [
         matrix(op.dy, op.outputs, TILE)?,
         matrix(op.weight, op.inputs, SLICE)?,
@@ -96,11 +97,11 @@ fn launch(
     matrices: &[CUtensorMap; 4],
     pointers: [Argument; 2],
     size: [usize; 3],
-) -> Result<(), CudaError> {
+) -> Result<(), GpuError> {
     let size =
         size.map(|length| Argument::from(i32::try_from(length).expect("a side below 2³¹").cast_unsigned()));
     let arguments: Vec<Argument> = pointers.into_iter().chain(size).collect();
-    let blocks = launcher.multiprocessors() / CLUSTER * CLUSTER;
+    let blocks = launcher.properties().multiprocessors / CLUSTER * CLUSTER;
     let grid = Grid { shared: SHARED_BYTES, ..Grid::new(blocks, THREADS) };
     // SAFETY: as the kernel declares; the matrices are the operation's, whose shapes were checked, and the partial sums
     // fit into the scratch.
@@ -110,7 +111,7 @@ fn launch(
 }
 
 /// The tensor map of a row-major matrix, moved in boxes of [`CHUNK`] columns and `rows` rows.
-fn matrix(view: View, width: usize, rows: usize) -> Result<CUtensorMap, CudaError> {
+fn matrix(view: View, width: usize, rows: usize) -> Result<CUtensorMap, GpuError> {
     tensor_map::encode(view, [width, view.len() / width], [CHUNK, rows])
 }
 

@@ -10,7 +10,7 @@ use cudarc::cudnn::sys::{
     cudnnBackendDescriptorType_t as Kind, cudnnStatus_t,
 };
 
-use crate::error::CudaError;
+use crate::error::GpuError;
 
 /// A cuDNN handle, bound to one stream.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Handle(sys::cudnnHandle_t);
 
 impl Handle {
     /// A handle whose work is enqueued on `stream`. cuDNN must have been loaded.
-    pub fn new(stream: cudarc::driver::sys::CUstream) -> Result<Self, CudaError> {
+    pub fn new(stream: cudarc::driver::sys::CUstream) -> Result<Self, GpuError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` has room for a handle, and `stream` belongs to the current context.
         unsafe {
@@ -33,7 +33,7 @@ impl Handle {
     ///
     /// # Safety
     /// `pack` must hold the pointers that the plan needs, to memory that lives until the plan has run.
-    pub unsafe fn execute(&self, plan: &Descriptor, pack: &Descriptor) -> Result<(), CudaError> {
+    pub unsafe fn execute(&self, plan: &Descriptor, pack: &Descriptor) -> Result<(), GpuError> {
         // SAFETY: all three are alive and finalized; the rest is the caller's promise.
         check("cudnnBackendExecute", unsafe { sys::cudnnBackendExecute(self.0, plan.0, pack.0) })
     }
@@ -52,7 +52,7 @@ pub struct Descriptor(sys::cudnnBackendDescriptor_t);
 
 impl Descriptor {
     /// An empty descriptor that cuDNN fills.
-    pub fn empty(kind: Kind) -> Result<Self, CudaError> {
+    pub fn empty(kind: Kind) -> Result<Self, GpuError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` has room for a descriptor.
         check("cudnnBackendCreateDescriptor", unsafe {
@@ -62,7 +62,7 @@ impl Descriptor {
     }
 
     /// Reads an attribute that is one number.
-    pub fn number(&self, name: Name) -> Result<i64, CudaError> {
+    pub fn number(&self, name: Name) -> Result<i64, GpuError> {
         let (mut count, mut value) = (0, 0_i64);
         // SAFETY: one element is asked for, and `value` has room for it.
         let status = unsafe {
@@ -74,7 +74,7 @@ impl Descriptor {
     }
 
     /// Reads an attribute that is a list of descriptors of one kind.
-    pub fn list(&self, name: Name, kind: Kind) -> Result<Vec<Descriptor>, CudaError> {
+    pub fn list(&self, name: Name, kind: Kind) -> Result<Vec<Descriptor>, GpuError> {
         let available = self.fill(name, &mut [])?;
         let list = (0..available).map(|_| Descriptor::empty(kind)).collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<_> = list.iter().map(|descriptor| descriptor.0).collect();
@@ -83,7 +83,7 @@ impl Descriptor {
     }
 
     /// Lets cuDNN fill existing descriptors. Returns how many there are.
-    fn fill(&self, name: Name, to: &mut [sys::cudnnBackendDescriptor_t]) -> Result<usize, CudaError> {
+    fn fill(&self, name: Name, to: &mut [sys::cudnnBackendDescriptor_t]) -> Result<usize, GpuError> {
         let mut count = 0;
         let wanted = to.len() as i64;
         let array = if to.is_empty() { std::ptr::null_mut() } else { to.as_mut_ptr().cast() };
@@ -110,17 +110,17 @@ pub struct Draft(Descriptor);
 
 impl Draft {
     /// A draft without attributes.
-    pub fn new(kind: Kind) -> Result<Self, CudaError> {
+    pub fn new(kind: Kind) -> Result<Self, GpuError> {
         Descriptor::empty(kind).map(Draft)
     }
 
     /// Sets an attribute.
-    pub fn set<A: Attribute>(self, name: Name, value: A) -> Result<Self, CudaError> {
+    pub fn set<A: Attribute>(self, name: Name, value: A) -> Result<Self, GpuError> {
         self.set_all(name, &[value])
     }
 
     /// Sets an attribute that is an array.
-    pub fn set_all<A: Attribute>(self, name: Name, values: &[A]) -> Result<Self, CudaError> {
+    pub fn set_all<A: Attribute>(self, name: Name, values: &[A]) -> Result<Self, GpuError> {
         // SAFETY: the elements have the layout that their type's number stands for, and cuDNN copies them.
         let status = unsafe {
             let array = values.as_ptr().cast();
@@ -131,24 +131,24 @@ impl Draft {
     }
 
     /// Sets an attribute that is another descriptor, finalized and kept alive as long as this one.
-    pub fn link(self, name: Name, to: &Descriptor) -> Result<Self, CudaError> {
+    pub fn link(self, name: Name, to: &Descriptor) -> Result<Self, GpuError> {
         self.set(name, DescriptorPointer(to.0))
     }
 
     /// Sets an attribute that is an array of descriptors, under the same condition.
-    pub fn link_all(self, name: Name, to: &[Descriptor]) -> Result<Self, CudaError> {
+    pub fn link_all(self, name: Name, to: &[Descriptor]) -> Result<Self, GpuError> {
         let links: Vec<DescriptorPointer> =
             to.iter().map(|descriptor| DescriptorPointer(descriptor.0)).collect();
         self.set_all(name, &links)
     }
 
     /// Sets the handle for which a graph or a plan is built.
-    pub fn handle(self, name: Name, handle: &Handle) -> Result<Self, CudaError> {
+    pub fn handle(self, name: Name, handle: &Handle) -> Result<Self, GpuError> {
         self.set(name, HandleValue(handle.0))
     }
 
     /// Finalizes the descriptor.
-    pub fn finish(self) -> Result<Descriptor, CudaError> {
+    pub fn finish(self) -> Result<Descriptor, GpuError> {
         // SAFETY: a descriptor that is alive.
         check("cudnnBackendFinalize", unsafe { sys::cudnnBackendFinalize(self.0.0) })?;
         Ok(self.0)
@@ -199,7 +199,7 @@ attributes! {
     sys::cudnnBackendHeurMode_t => CUDNN_TYPE_HEUR_MODE,
 }
 
-fn check(call: &'static str, status: cudnnStatus_t) -> Result<(), CudaError> {
+fn check(call: &'static str, status: cudnnStatus_t) -> Result<(), GpuError> {
     if status == cudnnStatus_t::CUDNN_STATUS_SUCCESS {
         return Ok(());
     }
@@ -209,7 +209,7 @@ fn check(call: &'static str, status: cudnnStatus_t) -> Result<(), CudaError> {
         sys::cudnnGetLastErrorString(reason.as_mut_ptr(), reason.len() - 1);
         CStr::from_ptr(reason.as_ptr()).to_string_lossy().into_owned()
     };
-    Err(CudaError::Library { library: "cuDNN", call, status: format!("{status:?}: {reason}") })
+    Err(GpuError::Library { library: "cuDNN", call, status: format!("{status:?}: {reason}") })
 }
 
 /// The version of cuDNN, which must have been loaded: 91400 is 9.14.0.
