@@ -21,6 +21,8 @@ pub(crate) struct Properties {
     pub(crate) shared_bytes: usize,
     /// Threads of a warp (a wave).
     pub(crate) warp: usize,
+    /// Whether it has the matrix instructions of AMD's gfx90a and gfx942.
+    pub(crate) mfma: bool,
     /// NVIDIA's compute capability, major and minor: (9, 0) on an H200. `None` on other GPUs.
     pub(crate) capability: Option<(i32, i32)>,
 }

@@ -13,12 +13,13 @@ use kintsugi_tensor::DType;
 /// The header that is prepended to every kernel file: types, conversions, reductions.
 pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 
-/// The headers that kernel files for the tensor cores include, by name.
-pub(crate) const HEADERS: [(&str, &str); 4] = [
+/// The headers that kernel files for matrix instructions include, by name.
+pub(crate) const HEADERS: [(&str, &str); 5] = [
     ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
     ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
     ("hopper_instructions.cuh", include_str!("kernels/hopper_instructions.cuh")),
     ("hopper_attention.cuh", include_str!("kernels/hopper_attention.cuh")),
+    ("mfma.cuh", include_str!("kernels/mfma.cuh")),
 ];
 
 /// A kernel source file, without [`COMMON`].
@@ -33,6 +34,13 @@ pub(crate) struct Source {
 /// The text that is compiled: the common header and the file, whose line numbers are the compiler's.
 pub(crate) fn with_header(source: SourceText) -> String {
     format!("{COMMON}\n#line 1 \"{}.cu\"\n{}", source.name, source.text)
+}
+
+/// The text with the headers that it includes in their places.
+pub(crate) fn with_included_headers(text: &str) -> String {
+    HEADERS.iter().fold(text.to_owned(), |text, (name, header)| {
+        text.replace(&format!("#include \"{name}\"\n"), &format!("#line 1 \"{name}\"\n{header}"))
+    })
 }
 
 /// The definition of the number of threads of a warp, with which every file is compiled.
@@ -71,6 +79,8 @@ sources! {
     HOPPER_ATTENTION_BACKWARD = "hopper_attention_backward",
     TENSOR_ATTENTION_FORWARD = "tensor_attention_forward",
     TENSOR_ATTENTION_BACKWARD = "tensor_attention_backward",
+    MFMA_ATTENTION_FORWARD = "mfma_attention_forward",
+    MFMA_ATTENTION_BACKWARD = "mfma_attention_backward",
 }
 
 /// The kernels of one device. A file is compiled and loaded when one of its kernels is first used.

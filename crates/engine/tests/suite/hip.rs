@@ -79,3 +79,9 @@ fn a_llama_in_16_bits_on_amd_code_trains_the_model_of_the_cpu() {
     let llama = ["model.family=llama", "model.kv_heads=1", "model.tied=false", "precision.compute=bf16"];
     agrees_with_the_cpu(&llama, &[&["sharding.zero=1", "parallel.dp=2"]]);
 }
+
+/// Heads of 64 in bf16, whose attention runs on matrix cores.
+#[test]
+fn attention_on_matrix_cores_trains_the_model_of_the_cpu() {
+    agrees_with_the_cpu(&["model.heads=1", "precision.compute=bf16"], &[&[], &["parallel.dp=2"]]);
+}

@@ -3,6 +3,7 @@
 //!
 //! All of them save the same log-sum-exp, so any forward works with any backward.
 
+mod mfma;
 pub(crate) mod portable;
 mod tensor;
 

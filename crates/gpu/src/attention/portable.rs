@@ -1,7 +1,7 @@
 //! Launches our portable attention kernels, for packed documents and for shapes that cuDNN does not support. They use
-//! the tensor cores if possible, else f32 arithmetic (for f32 inputs and for plain attention).
+//! the tensor cores or AMD's matrix cores if possible, else f32 arithmetic (for f32 inputs and for plain attention).
 
-use super::tensor;
+use super::{mfma, tensor};
 use crate::driver::Grid;
 use crate::error::GpuError;
 use crate::kernels::{ATTENTION, Kernels, suffix};
@@ -21,10 +21,13 @@ const HEAD_DIM: usize = 256;
 
 /// See [`Attention`].
 pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), GpuError> {
-    if let AttentionSaved::LogSumExp(log_sums) = op.saved
-        && tensor::does_forward(kernels, op)
-    {
-        return tensor::forward(kernels, op, log_sums);
+    if let AttentionSaved::LogSumExp(log_sums) = op.saved {
+        if tensor::does_forward(kernels, op) {
+            return tensor::forward(kernels, op, log_sums);
+        }
+        if mfma::does_forward(kernels, op) {
+            return mfma::forward(kernels, op, log_sums);
+        }
     }
     let tile = Tile::fitting(kernels, op.shape, FORWARD)?;
     let [log_sums, probabilities] = saved(&op.saved);
@@ -58,6 +61,11 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
         }
     };
     launch("attention_dots_", Grid::new(rows.div_ceil(ROWS_PER_BLOCK), THREADS), &arguments)?;
+    if let AttentionSaved::LogSumExp(log_sums) = op.saved
+        && mfma::does_backward(kernels, op)
+    {
+        return mfma::backward(kernels, op, log_sums, dots);
+    }
 
     let [log_sums, probabilities] = saved(&op.saved);
     let (kind, starts) = starts(op.starts);

@@ -42,7 +42,7 @@ impl CudaDriver {
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
             as usize;
         let capability = Some(context.compute_capability()?);
-        let properties = Properties { multiprocessors, shared_bytes, warp: WARP, capability };
+        let properties = Properties { multiprocessors, shared_bytes, warp: WARP, mfma: false, capability };
         Ok(Arc::new(CudaDriver { context, properties }))
     }
 }

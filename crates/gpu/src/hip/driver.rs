@@ -41,6 +41,7 @@ impl HipDriver {
             multiprocessors: found.multiprocessors(),
             shared_bytes: found.shared_bytes(),
             warp: found.warp(),
+            mfma: ["gfx90a", "gfx942"].iter().any(|name| found.architecture().starts_with(name)),
             capability: None,
         };
         if !matches!(properties.warp, 32 | 64) {

@@ -13,7 +13,7 @@ use crate::{image_cache, kernels};
 /// The code object of a kernel file for an architecture with its features, from the disk cache if it is there.
 pub(super) fn code_object(source: SourceText, architecture: &str) -> Result<Vec<u8>, GpuError> {
     let compiler = api::hiprtc()?;
-    let text = kernels::with_header(source);
+    let text = kernels::with_included_headers(&kernels::with_header(source));
     let all = [format!("--offload-arch={architecture}"), "-std=c++17".into(), "-O3".into()];
     let definitions = source.definitions.iter().map(|definition| format!("-D{definition}"));
     let options: Vec<String> = all.into_iter().chain(definitions).collect();
