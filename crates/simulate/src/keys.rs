@@ -274,14 +274,16 @@ impl ResidentKey {
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct FullestKey {
     pp: usize,
+    /// The number of micro-batches; all numbers that are larger than that of the stages are one.
+    batches: usize,
     chunks: Chunks,
 }
 
 impl FullestKey {
     pub(crate) fn of(plan: &Plan) -> Self {
-        let Choices { mesh, micro: _, batches: _, chunks, sequence_parallel: _, sharding: _, recompute: _ } =
+        let Choices { mesh, micro: _, batches, chunks, sequence_parallel: _, sharding: _, recompute: _ } =
             Choices::of(plan);
-        FullestKey { pp: mesh.pp(), chunks }
+        FullestKey { pp: mesh.pp(), batches: batches.min(mesh.pp() + 2), chunks }
     }
 }
 

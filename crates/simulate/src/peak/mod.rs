@@ -95,7 +95,8 @@ fn is_split(plan: &Plan) -> bool {
 
 /// The first stage of every run of stages with the same blocks, because later stages of a run have fewer micro-batches
 /// in flight. With a split backward, later stages defer more weight parts, so memory grows or shrinks evenly along a
-/// run; then the last stage of a run is included too.
+/// run; then the last stage of a run is included too. A stage with all micro-batches in flight has run all of them forward
+/// before it receives a gradient. The first stage without that holds messages in both directions, and is included too.
 fn ends_of_runs(plan: &Plan) -> Vec<usize> {
     let chunk = |chunk: usize| -> Vec<bool> {
         plan.chunk_blocks(chunk).into_iter().map(|block| matches!(block, Block::Layer(_))).collect()
@@ -105,8 +106,11 @@ fn ends_of_runs(plan: &Plan) -> Vec<usize> {
     };
     let shapes: Vec<Vec<Vec<bool>>> = (0..plan.mesh.pp()).map(shape).collect();
     let differs = |a: Option<usize>, b: usize| a.and_then(|a| shapes.get(a)) != shapes.get(b);
+    let sends_both_ways = (plan.mesh.pp() + 1).checked_sub(plan.micro_batches());
     let end = |&stage: &usize| {
-        differs(stage.checked_sub(1), stage) || (is_split(plan) && differs(Some(stage + 1), stage))
+        differs(stage.checked_sub(1), stage)
+            || (is_split(plan) && differs(Some(stage + 1), stage))
+            || sends_both_ways == Some(stage)
     };
     (0..plan.mesh.pp()).filter(end).collect()
 }
