@@ -22,7 +22,7 @@ use crate::Cli;
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::signals::send;
-use descendants::{Process, descendants, kill_and_wait};
+use descendants::{Process, descendants, kill_and_wait, wait_for_end};
 use restarts::RestartableRun;
 use slurm::SlurmArguments;
 pub use slurm::plugin_of_mpi;
@@ -336,6 +336,8 @@ impl RunningLauncher<'_> {
         let (begun, mut looks) = (Instant::now(), 0);
         loop {
             if let Some(ended) = self.launcher.try_wait()? {
+                // Ranks that it has left may be writing the verdict.
+                wait_for_end(&self.ranks, supervision.grace(GRACE));
                 kill_and_wait(&self.ranks)?;
                 return Ok(ended);
             }

@@ -59,6 +59,14 @@ pub fn descendants(of: u32) -> Vec<Process> {
     found
 }
 
+/// Waits until processes end by themselves, for `limit` at most.
+pub fn wait_for_end(processes: &[Process], limit: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < limit && processes.iter().any(|process| process.is_there()) {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Kills processes that have not ended, and waits until they are gone.
 pub fn kill_and_wait(processes: &[Process]) -> io::Result<()> {
     let begun = Instant::now();

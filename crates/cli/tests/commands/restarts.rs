@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
+use kintsugi_run::Verdict;
 use kintsugi_testing::Need;
 use serde_json::Value;
 
@@ -25,8 +26,15 @@ fn losses(folder: &Path) -> Vec<[Value; 3]> {
     lines.iter().map(|line| ["step", "loss", "grad_norm"].map(|key| line[key].clone())).collect()
 }
 
+/// Whether a verdict names the rank. If a rank dies, MPI may end the others before one of them has written a verdict.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    Always,
+    Perhaps,
+}
+
 /// Sends a signal to a rank in the middle of a run, which restarts and ends with the losses of an undisturbed one.
-fn disturb(name: &str, launcher: (Need, &str), signal_name: &str, rank: usize) {
+fn disturb(name: &str, launcher: (Need, &str), (signal_name, rank): (&str, usize), names: Named) {
     if !has(launcher) {
         return;
     }
@@ -39,13 +47,15 @@ fn disturb(name: &str, launcher: (Need, &str), signal_name: &str, rank: usize) {
     let (code, text) = finish(process.expect("the binary"));
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("restart 1 of 2") && text.contains("restarted: step "), "{text}");
-    // The verdict names the rank, what it did last, and nobody else.
-    assert!(
-        text.contains(&format!("verdict: rank {rank} (")) && text.contains("; its last op began "),
-        "{text}"
-    );
-    let verdicts = json_lines(&folder.join("out/verdicts.jsonl"));
-    assert_eq!((verdicts.len(), &verdicts[0]["culprit"]), (1, &Value::from(rank)), "{verdicts:?}");
+    // If a verdict names a rank, it is this one, with what it did last.
+    let verdicts = Verdict::read_all(&folder.join("out"));
+    let named: Vec<usize> = verdicts.iter().filter_map(|verdict| verdict.culprit).collect();
+    assert!(named.iter().all(|&named| named == rank), "{verdicts:?}");
+    if names == Named::Always {
+        assert_eq!(named, [rank], "{verdicts:?}");
+        let begins = format!("verdict: rank {rank} (");
+        assert!(text.contains(&begins) && text.contains("; its last op began "), "{text}");
+    }
     let alone = folder.join("alone");
     std::fs::create_dir(&alone).expect("a folder for tests");
     stdout(&kintsugi(&alone, &[&["train"][..], &settings(&[&RANKS[..], &STEPS].concat())].concat()));
@@ -61,12 +71,12 @@ fn disturb(name: &str, launcher: (Need, &str), signal_name: &str, rank: usize) {
 
 #[test]
 fn a_run_survives_the_death_of_rank_0() {
-    disturb("restarts-killed", MPICH, "KILL", 0);
+    disturb("restarts-killed", MPICH, ("KILL", 0), Named::Perhaps);
 }
 
 #[test]
 fn a_rank_that_is_stopped_is_noticed_long_before_the_timeout_and_replaced() {
-    disturb("restarts-stopped", OPEN_MPI, "STOP", 1);
+    disturb("restarts-stopped", OPEN_MPI, ("STOP", 1), Named::Always);
 }
 
 #[test]
