@@ -203,13 +203,13 @@ fn memory(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) -> Result<MemoryChoi
     model::memory(plan, &generation_memory(plan, device(plan, Connection::Threads), &lengths, tokens))
 }
 
-/// The default number of new tokens, limited by the learned positions.
+/// The default number of new tokens, limited by the learned positions or the sliding window.
 fn default_tokens(plan: &Plan, prompts: &[Vec<u32>]) -> usize {
     const USUAL: usize = 100;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     // The last token of a text is not fed to the model.
-    let room = (plan.model.positions + 1).saturating_sub(longest);
-    if plan.model.has_learned_positions() { room.clamp(1, USUAL) } else { USUAL }
+    let room = |most: usize| (most + 1).saturating_sub(longest).clamp(1, USUAL);
+    plan.model.max_tokens().map_or(USUAL, room)
 }
 
 /// Warns if a text is longer than the model was trained for, although rotary positions have no limit.

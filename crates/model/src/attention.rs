@@ -39,7 +39,7 @@ pub(crate) fn forward(
 ) -> (Option<Chunks>, AttentionActivations) {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
-    rotate(ctx, qkv.view(), None, false);
+    rotate(ctx, w, qkv.view(), None, false);
     let out = ctx.activation(shape.rows * shape.attention_width());
     let softmax = match shape.attention_kind {
         AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
@@ -68,7 +68,7 @@ pub(crate) fn decode(
 ) -> Chunks {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
-    rotate(ctx, qkv.view(), Some(positions), false);
+    rotate(ctx, w, qkv.view(), Some(positions), false);
     let out = ctx.activation(shape.rows * shape.attention_width());
     ctx.backend.cached_attention(CachedAttention {
         qkv: qkv.view(),
@@ -136,7 +136,7 @@ pub(crate) fn backward(
     }
     let dqkv = ctx.activation(saved.qkv.len());
     // The attention backward also sums the gradient of the bias, unless queries and keys must be rotated back first.
-    let in_passing = part == BackwardPart::Both && shape.rotary_dims == 0;
+    let in_passing = part == BackwardPart::Both && !shape.rotates(w.unit());
     let dbias = |wanted: bool| {
         if wanted { g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias) } else { None }
     };
@@ -152,7 +152,7 @@ pub(crate) fn backward(
     });
     let AttentionActivations { qkv, out, softmax } = saved;
     drop((dout, qkv, softmax));
-    rotate(ctx, dqkv.view(), None, true);
+    rotate(ctx, w, dqkv.view(), None, true);
     let width = shape.attention.qkv_width();
     let dx = ctx.partial_product(|dx, rows| {
         ctx.backend.linear_backward_input(LinearBackwardInput {
@@ -215,9 +215,9 @@ fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients, dbias:
     });
 }
 
-fn rotate(ctx: &Context, qkv: View, positions: Option<View>, inverse: bool) {
+fn rotate(ctx: &Context, w: &Weights, qkv: View, positions: Option<View>, inverse: bool) {
     let shape = ctx.shape;
-    if shape.rotary_dims > 0 {
+    if shape.rotates(w.unit()) {
         let (dims, base, scaling) = (shape.rotary_dims, shape.rotary_base, shape.rotary_scaling);
         let shape = shape.attention;
         ctx.backend.rotary(Rotary { qkv, shape, dims, base, scaling, inverse, positions });

@@ -1,6 +1,6 @@
 //! The sizes of one rank's blocks.
 
-use kintsugi_plan::{AttentionKind, Compute, Plan, Recompute};
+use kintsugi_plan::{AttentionKind, Compute, Plan, Recompute, Unit};
 use kintsugi_spec::{Activation, RotaryScaling};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
@@ -53,6 +53,8 @@ pub struct Shape {
     pub rotary_base: f64,
     /// How low rotary frequencies are scaled.
     pub rotary_scaling: Option<RotaryScaling>,
+    /// Which layers do not rotate: those whose number, from 1, is a multiple of this.
+    pub no_rotary_every: Option<usize>,
     /// Tokens of the global batch. The loss is the mean over them.
     pub tokens_per_step: usize,
 }
@@ -94,6 +96,7 @@ impl Shape {
             rotary_dims: if model.has_learned_positions() { 0 } else { model.rotary_dims() },
             rotary_base: model.rotary_base,
             rotary_scaling: model.rotary_scaling,
+            no_rotary_every: model.no_rotary_every,
             tokens_per_step: plan.tokens_per_step(),
         }
     }
@@ -114,6 +117,12 @@ impl Shape {
             chunks: 1,
             ..self.clone()
         }
+    }
+
+    /// Whether a layer rotates queries and keys.
+    pub fn rotates(&self, unit: Unit) -> bool {
+        let is_skipped = |every| matches!(unit, Unit::Layer(layer) if (layer + 1).is_multiple_of(every));
+        self.rotary_dims > 0 && !self.no_rotary_every.is_some_and(is_skipped)
     }
 
     /// Columns of the first MLP product: gate and up, if there is a gate.

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use kintsugi_plan::Unit;
 use kintsugi_plan::parameters::{ParameterKind, UnitLayout};
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::Gradient;
@@ -17,6 +18,11 @@ impl<'a> Weights<'a> {
     /// The weights in a flat buffer with this layout.
     pub fn new(flat: View<'a>, layout: &'a UnitLayout) -> Self {
         Weights { flat, layout }
+    }
+
+    /// The unit.
+    pub fn unit(&self) -> Unit {
+        self.layout.unit
     }
 
     /// One parameter.
@@ -112,7 +118,6 @@ impl<'a> Gradients<'a> {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::Unit;
     use kintsugi_plan::config::ConfigSource;
 
     use super::*;

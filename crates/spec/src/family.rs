@@ -9,6 +9,7 @@ use crate::Activation;
 
 /// What a family's models have in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "features do not depend on each other")]
 pub struct Features {
     /// How a token's position enters the model.
     pub positions: Positions,
@@ -26,6 +27,10 @@ pub struct Features {
     pub rotary_fraction: f64,
     /// Whether low rotary frequencies may be scaled.
     pub rotary_scaling: bool,
+    /// If some layers do not rotate: every layer whose number, from 1, is a multiple of this, by default.
+    pub no_rotary_every: Option<usize>,
+    /// Whether attention may be limited to the last tokens.
+    pub sliding_window: bool,
 }
 
 /// How a token's position enters the model.
@@ -57,6 +62,38 @@ pub struct Biases {
     pub mlp: bool,
 }
 
+impl Features {
+    /// Llama's, from which many families differ in a few features.
+    const LLAMA: Features = Features {
+        positions: Positions::Rotary,
+        norm: NormKind::Rms,
+        biases: Biases::NONE,
+        activations: &[Activation::Swiglu, Activation::Gelu, Activation::ExactGelu],
+        parallel_residual: false,
+        tied: false,
+        rotary_fraction: 1.0,
+        rotary_scaling: true,
+        no_rotary_every: None,
+        sliding_window: false,
+    };
+
+    /// The same with SwiGLU only and unscaled rotary frequencies.
+    const LLAMA_LIKE: Features =
+        Features { activations: &[Activation::Swiglu], rotary_scaling: false, ..Features::LLAMA };
+
+    /// GPT-2's.
+    const GPT: Features = Features {
+        positions: Positions::Learned,
+        norm: NormKind::Layer,
+        biases: Biases::ALL,
+        activations: &[Activation::Gelu, Activation::ExactGelu],
+        tied: true,
+        rotary_fraction: 0.0,
+        rotary_scaling: false,
+        ..Features::LLAMA
+    };
+}
+
 impl Biases {
     const ALL: Biases = Biases { qkv: true, attention_out: true, mlp: true };
     const NONE: Biases = Biases { qkv: false, attention_out: false, mlp: false };
@@ -64,7 +101,7 @@ impl Biases {
 
 /// Declares the families: a name, a variant, and its features.
 macro_rules! families {
-    ($($(#[doc = $doc:literal])+ $name:literal $variant:ident $features:tt)+) => {
+    ($($(#[doc = $doc:literal])+ $name:literal $variant:ident: $features:expr;)+) => {
         /// A family of models.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum Family {$(
@@ -87,7 +124,7 @@ macro_rules! families {
             /// What the family's models have in common.
             pub fn features(self) -> &'static Features {
                 match self {
-                    $(Family::$variant => const { &Features $features }),+
+                    $(Family::$variant => const { &$features }),+
                 }
             }
         }
@@ -96,38 +133,30 @@ macro_rules! families {
 
 families! {
     /// GPT-2 and GPT-3: learned positions, LayerNorm, GELU, biases.
-    "gpt" Gpt {
-        positions: Positions::Learned,
-        norm: NormKind::Layer,
-        biases: Biases::ALL,
-        activations: &[Activation::Gelu, Activation::ExactGelu],
-        parallel_residual: false,
-        tied: true,
-        rotary_fraction: 0.0,
-        rotary_scaling: false,
-    }
-
+    "gpt" Gpt: Features::GPT;
     /// GPT-NeoX: partial rotary positions, parallel or sequential attention and MLP, biases.
-    "neox" Neox {
+    "neox" Neox: Features {
         positions: Positions::Rotary,
-        norm: NormKind::Layer,
-        biases: Biases::ALL,
-        activations: &[Activation::Gelu, Activation::ExactGelu],
         parallel_residual: true,
         tied: false,
         rotary_fraction: 0.25,
-        rotary_scaling: false,
-    }
-
+        ..Features::GPT
+    };
     /// Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
-    "llama" Llama {
+    "llama" Llama: Features::LLAMA;
+    /// Mistral: Llama with a sliding window.
+    "mistral" Mistral: Features { sliding_window: true, ..Features::LLAMA_LIKE };
+    /// Qwen2 and Qwen2.5: Llama with biases of query, key and value.
+    "qwen2" Qwen2: Features { biases: Biases { qkv: true, ..Biases::NONE }, ..Features::LLAMA_LIKE };
+    /// SmolLM3: Llama with a tied head, and no rotation in every fourth layer.
+    "smollm3" Smollm3: Features { tied: true, no_rotary_every: Some(4), ..Features::LLAMA_LIKE };
+    /// Phi-3 and Phi-4: Llama with a sliding window, or with partial rotary positions.
+    "phi3" Phi3: Features { sliding_window: true, ..Features::LLAMA_LIKE };
+    /// StarCoder2: GPT-2 with rotary positions, grouped-query attention and a sliding window.
+    "starcoder2" Starcoder2: Features {
         positions: Positions::Rotary,
-        norm: NormKind::Rms,
-        biases: Biases::NONE,
-        activations: &[Activation::Swiglu, Activation::Gelu, Activation::ExactGelu],
-        parallel_residual: false,
-        tied: false,
         rotary_fraction: 1.0,
-        rotary_scaling: true,
-    }
+        sliding_window: true,
+        ..Features::GPT
+    };
 }

@@ -73,6 +73,10 @@ pub struct ModelSpec {
     pub rotary_fraction: f64,
     /// The scaling of low rotary frequencies, if there is one (only families with `rotary_scaling`).
     pub rotary_scaling: Option<RotaryScaling>,
+    /// Layers whose number, from 1, is a multiple of this do not rotate (only families with `no_rotary_every`).
+    pub no_rotary_every: Option<usize>,
+    /// A token attends to itself and to the tokens before it in a window of this size (only families with `sliding_window`).
+    pub sliding_window: Option<usize>,
     /// Standard deviation of initial weights.
     pub init_std: f64,
 }
@@ -125,6 +129,12 @@ impl ModelSpec {
     /// What the model has in common with its family.
     pub fn features(&self) -> &'static Features {
         self.family.features()
+    }
+
+    /// The most tokens of a text, if there is a limit: that of learned positions, or the sliding window, up to which attention
+    /// needs no window.
+    pub fn max_tokens(&self) -> Option<usize> {
+        if self.has_learned_positions() { Some(self.positions) } else { self.sliding_window }
     }
 
     /// Whether positions are learned, and so parameters that limit the length of a sample.

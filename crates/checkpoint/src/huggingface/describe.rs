@@ -28,6 +28,7 @@ pub(super) fn describe(model: &ModelSpec, dtype: Compute) -> Result<Map<String, 
         "torch_dtype": dtype,
         "bos_token_id": null,
         "eos_token_id": null,
+        "pad_token_id": null,
     })));
     Ok(description)
 }

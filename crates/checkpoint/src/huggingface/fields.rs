@@ -28,6 +28,11 @@ impl Fields {
         }
     }
 
+    /// Whether a field exists. It may be null.
+    pub fn has(&self, field: &str) -> bool {
+        self.map.contains_key(field)
+    }
+
     /// A field that exists and is not null.
     pub fn get(&self, field: &str) -> Option<&Value> {
         self.map.get(field).filter(|value| !value.is_null())
@@ -59,6 +64,15 @@ impl Fields {
         let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
         let rule = || format!("must be a whole number from {} to {}", range.start(), range.end());
         size.filter(|size| range.contains(size)).map(Some).ok_or_else(|| self.refused(field, &rule()))
+    }
+
+    /// A size that divides that of another field, which it is if it is missing.
+    pub fn divisor(&self, field: &str, other: &str, size: usize) -> Result<usize, CheckpointError> {
+        let divisor = self.optional_size(field, 1..=size)?.unwrap_or(size);
+        if size.is_multiple_of(divisor) {
+            return Ok(divisor);
+        }
+        Err(self.refused(field, &format!("does not divide {other} = {size}")))
     }
 
     /// A number.

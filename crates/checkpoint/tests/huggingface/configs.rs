@@ -29,6 +29,8 @@ fn a_description_is_a_model() {
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
         rotary_scaling: None,
+        no_rotary_every: None,
+        sliding_window: None,
         init_std: 0.02,
     };
     assert_eq!(gpt2, expected);
@@ -45,6 +47,10 @@ fn a_description_is_a_model() {
     assert_eq!((llama.heads, llama.kv_heads, llama.head_dim, llama.tied), (4, 2, 6, false));
     let tied = model("llama-tied");
     assert_eq!((tied.kv_heads, tied.head_dim, tied.tied), (1, 8, true));
+
+    assert_eq!((model("mistral").sliding_window, model("phi3").sliding_window), (Some(16), None));
+    assert_eq!((model("phi3").rotary_dims(), model("phi3").head_dim), (4, 8));
+    assert_eq!(model("smollm3").no_rotary_every, Some(2));
     let scaling = RotaryScaling { factor: 8.0, low: 0.5, high: 2.0, positions: 16 };
     assert_eq!(model("llama-scaled").rotary_scaling, Some(scaling));
 }
@@ -91,8 +97,9 @@ fn what_would_compute_something_else_is_refused() {
         (
             "llama",
             "model_type",
-            json!("mistral"),
-            "is not supported; use \"gpt2\", \"gpt_neox\" or \"llama\"",
+            json!("mamba"),
+            "is not supported; use \"gpt2\", \"gpt_neox\", \"llama\", \"mistral\", \"qwen2\", \"smollm3\", \"phi3\" or \
+             \"starcoder2\"",
         ),
         (
             "llama",
@@ -109,6 +116,21 @@ fn what_would_compute_something_else_is_refused() {
         ("llama", "rms_norm_eps", json!("small"), "must be a number from 1e-30 to 1e0"),
         ("llama", "quantization_config", json!({"bits": 4}), "is not supported; only plain weights are"),
         ("neox", "attention_bias", json!(false), "is not supported; only true is"),
+        ("qwen2", "use_sliding_window", json!(true), "is not supported; only false is"),
+        (
+            "qwen2",
+            "layer_types",
+            json!(["full_attention", "sliding_attention"]),
+            "is not supported; only the same attention in all layers is",
+        ),
+        (
+            "smollm3",
+            "no_rope_layers",
+            json!([0, 0]),
+            "is not supported; only layers without rotation at every multiple of 2 are",
+        ),
+        ("mistral", "sliding_window", json!("wide"), "must be a whole number from 1 to 16777216"),
+        ("starcoder2", "use_bias", json!(false), "is not supported; only true is"),
         ("neox", "num_attention_heads", json!(5), "does not divide the hidden width of 32"),
         (
             "gpt2",

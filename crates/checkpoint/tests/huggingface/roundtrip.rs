@@ -9,7 +9,7 @@ use kintsugi_plan::Compute;
 use kintsugi_rank::{Elements, Store, StoredTensor};
 use kintsugi_spec::{Activation, Family, ModelSpec};
 
-use crate::support::{FIXTURES, copy, fixture, fresh, values};
+use crate::support::{copy, fixture, fixtures, fresh, values};
 
 fn options(dtype: Compute, file_bytes: u64) -> ExportOptions {
     ExportOptions { dtype, file_bytes, like: None, end_of_document: None, non_finite: false }
@@ -22,8 +22,8 @@ fn an_export_has_the_model_and_the_weights() {
         Compute::Bf16 => bf16::from_f32(value).to_f32(),
         Compute::Fp16 => f16::from_f32(value).to_f32(),
     };
-    for name in FIXTURES {
-        let folder = HuggingFaceFolder::open(&fixture(name)).unwrap();
+    for name in fixtures() {
+        let folder = HuggingFaceFolder::open(&fixture(&name)).unwrap();
         for (dtype, file_bytes) in [(Compute::Fp32, 20_000), (Compute::Bf16, 1 << 30), (Compute::Fp16, 1)] {
             let path = fresh(&format!("export-{name}-{dtype:?}"));
             export(&path, folder.model(), &folder, &options(dtype, file_bytes)).unwrap();
@@ -40,8 +40,8 @@ fn an_export_has_the_model_and_the_weights() {
 
 #[test]
 fn a_slice_of_a_parameter_equals_that_slice_of_the_whole() {
-    for name in FIXTURES {
-        let folder = HuggingFaceFolder::open(&fixture(name)).unwrap();
+    for name in fixtures() {
+        let folder = HuggingFaceFolder::open(&fixture(&name)).unwrap();
         for (parameter, whole) in values(&folder) {
             for (start, len) in [(0, 1), (whole.len() / 3, whole.len() / 2), (whole.len() - 1, 1)] {
                 let mut part = vec![f32::NAN; len];

@@ -9,7 +9,11 @@ use kintsugi_plan::parameters::{Parameter, parameters};
 use kintsugi_rank::{Elements, Store, StoredTensor};
 use serde_json::{Map, Value};
 
-pub const FIXTURES: [&str; 6] = ["gpt2", "neox", "neox-sequential", "llama", "llama-tied", "llama-scaled"];
+/// The names of all fixtures.
+pub fn fixtures() -> Vec<String> {
+    let folder = fs::read_dir(fixture("")).unwrap();
+    folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

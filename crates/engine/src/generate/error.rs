@@ -25,10 +25,10 @@ pub enum GenerateError {
         /// The model's tokens.
         vocab: usize,
     },
-    /// A text would become longer than the learned positions.
+    /// A text would become longer than the learned positions or the sliding window.
     #[error(
-        "prompt {number} has {prompt} tokens, and with {tokens} generated tokens it exceeds the model's {positions} \
-         learned positions; shorten it or generate fewer tokens"
+        "prompt {number} has {prompt} tokens, and with {tokens} generated tokens it exceeds the model's \
+         {limit}; shorten it or generate fewer tokens"
     )]
     Positions {
         /// The number of the prompt, from 1.
@@ -37,8 +37,8 @@ pub enum GenerateError {
         prompt: usize,
         /// Tokens to generate.
         tokens: usize,
-        /// Positions of the model.
-        positions: usize,
+        /// The limit and what sets it.
+        limit: String,
     },
     /// A sampling option is out of range.
     #[error("{field} = {value} {rule}")]
@@ -71,8 +71,7 @@ pub fn check_prompts(
         let (value, rule) = (sampling.top_p, "must be above 0 and at most 1");
         return Err(GenerateError::Sampling { field: "top-p", value, rule });
     }
-    let (vocab, positions, tokens) = (plan.model.vocab, plan.model.positions, options.tokens);
-    let learned = plan.model.has_learned_positions();
+    let (vocab, tokens) = (plan.model.vocab, options.tokens);
     for (number, prompt) in (1..).zip(prompts) {
         if prompt.is_empty() {
             return Err(GenerateError::Empty { number });
@@ -81,8 +80,14 @@ pub fn check_prompts(
             return Err(GenerateError::Vocabulary { number, token, vocab });
         }
         // The last token of a text is never fed to the model.
-        if learned && prompt.len() + tokens > positions + 1 {
-            return Err(GenerateError::Positions { number, prompt: prompt.len(), tokens, positions });
+        if let Some(most) = plan.model.max_tokens().filter(|most| prompt.len() + tokens > most + 1) {
+            let learned = plan.model.has_learned_positions();
+            let limit = if learned {
+                format!("{most} learned positions")
+            } else {
+                format!("window of {most} tokens")
+            };
+            return Err(GenerateError::Positions { number, prompt: prompt.len(), tokens, limit });
         }
     }
     Ok(())

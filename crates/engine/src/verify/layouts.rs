@@ -233,6 +233,29 @@ const FAMILIES: [LayoutSpec; 5] = [
     LayoutSpec("dp 2, ZeRO-3, plain attention", [1, 1, 2], 3, "memory.attention=plain"),
 ];
 
+/// The layouts of families that differ in a feature from another one.
+const FEATURES: [LayoutSpec; 3] = [
+    LayoutSpec(
+        "tp 2, sequence parallel, selective",
+        [2, 1, 1],
+        0,
+        "parallel.sequence_parallel=true memory.recompute=selective",
+    ),
+    LayoutSpec(
+        "tp 2, pp 2, dp 2, ZeRO-3, zero-bubble, full",
+        [2, 2, 2],
+        3,
+        "parallel.schedule=zero-bubble memory.recompute=full",
+    ),
+    LayoutSpec(
+        "dp 8, three levels without codes",
+        [1, 1, 8],
+        0,
+        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level sharding.quantize_weights=none \
+         sharding.quantize_gradients=none",
+    ),
+];
+
 /// The layouts of the 16-bit types.
 const PRECISIONS: [LayoutSpec; 4] = [
     LayoutSpec("tp 2, sequence parallel", [2, 1, 1], 0, "parallel.sequence_parallel=true"),
@@ -255,6 +278,10 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
         let llama = "model.family=llama model.tied=false model.kv_heads=2";
         layouts.extend(FAMILIES.iter().map(|short| layout("neox: ", neox, short)));
         layouts.extend(FAMILIES.iter().map(|short| layout("llama: ", llama, short)));
+        let qwen2 = "model.family=qwen2 model.tied=false model.kv_heads=2";
+        let smollm3 = "model.family=smollm3 model.kv_heads=2 model.no_rotary_every=2";
+        layouts.extend(FEATURES.iter().map(|short| layout("qwen2: ", qwen2, short)));
+        layouts.extend(FEATURES.iter().map(|short| layout("smollm3: ", smollm3, short)));
     }
     for (name, settings) in [("bf16: ", "precision.compute=bf16"), ("fp16: ", "precision.compute=fp16")] {
         layouts.extend(PRECISIONS.iter().map(|short| layout(name, settings, short)));

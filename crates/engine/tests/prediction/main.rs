@@ -38,6 +38,8 @@ impl Choices {
             "family = \"gpt\"",
             "family = \"neox\"\ntied = false",
             "family = \"llama\"\nkv_heads = 2",
+            "family = \"qwen2\"\nkv_heads = 2",
+            "family = \"smollm3\"\nkv_heads = 2\nno_rotary_every = 2",
         ]);
         writeln!(text, "{family}").expect("a string");
         let (tp, pp, dp) =

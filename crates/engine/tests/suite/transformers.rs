@@ -21,8 +21,18 @@ use kintsugi_tensor::ops::{Linear, Norm, control};
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 use serde_json::Value;
 
-const FIXTURES: [&str; 5] = ["gpt2", "neox", "neox-sequential", "llama", "llama-tied"];
 const TOLERANCE: f64 = 1e-4;
+
+/// The folder of all fixtures.
+fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures")
+}
+
+/// The names of all fixtures.
+fn names() -> Vec<String> {
+    let folder = std::fs::read_dir(fixtures()).expect("the folder is there");
+    folder.map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name")).collect()
+}
 
 /// A folder that transformers saved, and what transformers computes with it.
 struct Fixture {
@@ -32,7 +42,7 @@ struct Fixture {
 
 impl Fixture {
     fn open(name: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures").join(name);
+        let path = fixtures().join(name);
         let expected = std::fs::read(path.join("expected.json")).expect("the fixture is there");
         let expected = serde_json::from_slice(&expected).expect("the fixture is JSON");
         Fixture { folder: HuggingFaceFolder::open(&path).expect(name), expected }
@@ -178,8 +188,8 @@ fn assert_close(what: &str, ours: &[f64], theirs: &[f64]) {
 
 #[test]
 fn logits_are_those_of_transformers() {
-    for name in FIXTURES {
-        let fixture = Fixture::open(name);
+    for name in names() {
+        let fixture = Fixture::open(&name);
         let ours: Vec<f64> = logits(&fixture).into_iter().map(f64::from).collect();
         assert_close(&format!("{name}: logits"), &ours, &fixture.numbers("logits"));
     }
@@ -187,8 +197,8 @@ fn logits_are_those_of_transformers() {
 
 #[test]
 fn twenty_steps_have_the_losses_of_transformers() {
-    for name in FIXTURES {
-        let fixture = Fixture::open(name);
+    for name in names() {
+        let fixture = Fixture::open(&name);
         let theirs = fixture.numbers("losses");
         let first = fixture.expected["loss"].as_f64().expect("a number");
         let mut layouts = vec![&["batch.micro=4"][..], &["parallel.pp=2", "batch.micro=1"]];

@@ -18,14 +18,16 @@ const CONFIG: &str = "
     batch = { sequence = 150, micro = 2, global = 4 }
 ";
 
-/// The three families. Two have grouped heads. They cover both residual forms of GPT-NeoX, both forms of GELU, and
-/// Llama's norms with the other activation.
-pub const MODELS: [&[&str]; 5] = [
+/// Families that cover the features: grouped heads, both residual forms of GPT-NeoX, both forms of GELU, Llama's norms with the
+/// other activation, biases of query, key and value only, and a layer without rotation.
+pub const MODELS: [&[&str]; 7] = [
     &["model.family=gpt"],
     &["model.family=neox", "model.kv_heads=2"],
     &["model.family=neox", "model.parallel_residual=false", "model.activation=gelu-exact"],
     &["model.family=llama", "model.kv_heads=2"],
     &["model.family=llama", "model.activation=gelu"],
+    &["model.family=qwen2", "model.kv_heads=2"],
+    &["model.family=smollm3", "model.no_rotary_every=1"],
 ];
 
 /// The plan of the small model with these settings.

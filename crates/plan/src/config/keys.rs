@@ -59,12 +59,12 @@ table! {
     RawModel in "model" {
         /// `demo`, `gpt2-124m`, `gpt2-1558m`, `gpt-1.3b`, `gpt-1.4b`, `gpt-22b`, `gpt-175b`, `gpt-1t`, `neox-20b`,
         /// `llama2-7b`, `llama3-8b`, `llama3-70b`, `llama3.1-8b`, `llama3.1-405b`, `llama3.2-1b`, `llama3.2-3b`,
-        /// `nemotron4-15b`, `nemotron4-340b`
+        /// `nemotron4-15b`, `nemotron4-340b`, `mistral-7b`, `qwen2.5-0.5b`, `qwen2.5-7b`, `qwen2.5-72b`,
+        /// `smollm3-3b`, `phi-4`, `starcoder2-3b`
         preset: String, else "none";
         /// what plans, reports and pages call the model; not the name of another preset
         name: String, else "that of the preset, else `\"custom\"`";
-        /// `"gpt"` (learned positions, biases), `"neox"` (rotary positions, biases), `"llama"` (RMSNorm, rotary
-        /// positions, no biases)
+        /// one of the [families](huggingface.md#families), such as `"llama"`
         family: Family, default Family::Gpt;
         /// at least 1
         layers: usize, else "required unless a preset gives it", in 1..=1 << 14;
@@ -77,7 +77,7 @@ table! {
         /// at least 1; even with rotary positions
         head_dim: usize, else "`hidden / heads`";
         /// at least 1
-        ffn: usize, else "4 · `hidden`; llama: 8/3 · `hidden`, rounded up to a multiple of 256";
+        ffn: usize, else "4 · `hidden`; with SwiGLU 8/3 · `hidden`, rounded up to a multiple of 256";
         /// at least 2, and at least that of the data: 128 for the demo corpus
         vocab: usize, else "required unless a preset or the data gives it", in 2..=1 << 24;
         /// the vocabulary is padded to a multiple of `vocab_multiple` · tp
@@ -85,18 +85,24 @@ table! {
         /// the longest sample that the model supports; learned positions (gpt) cannot be exceeded
         positions: usize, else "`batch.sequence`", in 1..=1 << 24;
         /// whether the head uses the token table
-        tied: bool, else "true for gpt, else false";
+        tied: bool, else "true for gpt, smollm3 and starcoder2, else false";
         /// whether attention and MLP both start from the layer's input; true only for neox
         parallel_residual: bool, else "true for neox, else false";
-        /// `"gelu"` (tanh form), `"gelu-exact"` (error function); `"swiglu"` only for llama
-        activation: Activation, else "`\"gelu\"`; llama: `\"swiglu\"`";
+        /// `"gelu"` (tanh form), `"gelu-exact"` (error function), `"swiglu"`: what the [family](huggingface.md#families)
+        /// has
+        activation: Activation, else "that of the family";
         /// above 0, at most 1
         norm_eps: f64, default 1e-5, in 1e-30..=1.0;
         /// 1 to 1e12
         rotary_base: f64, default 10000.0, in 1.0..=1e12;
         /// 0 to 1; not for gpt
-        rotary_fraction: f64, else "neox 0.25, llama 1", in 0.0..=1.0;
+        rotary_fraction: f64, else "neox 0.25, else 1", in 0.0..=1.0;
         rotary_scaling: RotaryScaling;
+        /// smollm3 only, at least 1: layers whose number, from 1, is a multiple of this do not rotate
+        no_rotary_every: usize, else "4 for smollm3, else none", in 1..=1 << 14;
+        /// mistral, phi3 and starcoder2 only, at least 1: a token attends to the last `sliding_window` tokens. Samples
+        /// may not be longer
+        sliding_window: usize, else "none", in 1..=1 << 24;
         /// a [Hugging Face folder](huggingface.md) or a checkpoint: the model comes from it, and other keys of
         /// `[model]` must agree with it
         init: String, else "random weights";

@@ -33,8 +33,11 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         rotary_base: raw.rotary_base()?,
         rotary_fraction: rotary_fraction(raw, features)?,
         rotary_scaling: raw.rotary_scaling.map(|scaling| rotary_scaling(scaling, features)).transpose()?,
+        no_rotary_every: no_rotary_every(raw, features)?,
+        sliding_window: sliding_window(raw, features)?,
         init_std: raw.init_std()?,
     };
+    check_window(&model, sequence)?;
     check_shape(&model)?;
     Ok(model)
 }
@@ -149,6 +152,40 @@ fn rotary_fraction(raw: &RawModel, features: &Features) -> Result<f64, ConfigErr
         return Err(invalid("model.rotary_fraction", fraction, rule));
     }
     Ok(raw.rotary_fraction()?.unwrap_or(features.rotary_fraction))
+}
+
+fn no_rotary_every(raw: &RawModel, features: &Features) -> Result<Option<usize>, ConfigError> {
+    match (raw.no_rotary_every()?, features.no_rotary_every) {
+        (Some(given), None) => {
+            let rule =
+                format!("needs model.family = {}", families(|features| features.no_rotary_every.is_some()));
+            Err(invalid("model.no_rotary_every", given, rule))
+        }
+        (given, usual) => Ok(given.or(usual)),
+    }
+}
+
+fn sliding_window(raw: &RawModel, features: &Features) -> Result<Option<usize>, ConfigError> {
+    match raw.sliding_window()? {
+        Some(given) if !features.sliding_window => {
+            let rule = format!("needs model.family = {}", families(|features| features.sliding_window));
+            Err(invalid("model.sliding_window", given, rule))
+        }
+        window => Ok(window),
+    }
+}
+
+/// Attention has no window, which is the same for samples that are not longer.
+fn check_window(model: &ModelSpec, sequence: usize) -> Result<(), ConfigError> {
+    match model.sliding_window {
+        Some(window) if sequence > window => {
+            let rule = format!(
+                "is more than model.sliding_window = {window}; samples longer than the window are not supported"
+            );
+            Err(invalid("batch.sequence", sequence, rule))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The families with a feature, as words of an error.

@@ -146,6 +146,13 @@ fn presets_have_their_published_numbers_of_parameters() {
         ("llama3.1-405b", 405_853_388_800),
         ("llama3.2-1b", 1_235_814_400),
         ("llama3.2-3b", 3_212_749_824),
+        ("mistral-7b", 7_248_023_552),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("smollm3-3b", 3_075_098_624),
+        ("phi-4", 14_659_507_200),
+        ("starcoder2-3b", 3_030_371_328),
     ];
     for (name, count) in published {
         assert_eq!(preset(name, &[]).parameter_count(), count, "{name}");

@@ -48,6 +48,8 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
         rotary_scaling: None,
+        no_rotary_every: None,
+        sliding_window: None,
         init_std: DEFAULT_INIT_STD,
     })
 }

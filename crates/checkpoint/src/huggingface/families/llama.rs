@@ -3,7 +3,8 @@
 use kintsugi_spec::Family;
 use serde_json::json;
 
-use super::{FamilyFormat, llama_like, object};
+use super::llama_like::{self, Reading};
+use super::{FamilyFormat, object};
 
 pub(super) const FORMAT: FamilyFormat = FamilyFormat {
     family: Family::Llama,
@@ -14,10 +15,11 @@ pub(super) const FORMAT: FamilyFormat = FamilyFormat {
     read: |fields| {
         fields.only("attention_bias", false)?;
         fields.only("mlp_bias", false)?;
-        llama_like::read(fields, Family::Llama, &["default", "llama3"])
+        let scalings = &["default", "llama3"];
+        llama_like::read(fields, &Reading { scalings, ..Reading::of(Family::Llama) })
     },
     describe: |model| {
-        let mut description = llama_like::describe(model)?;
+        let mut description = llama_like::describe_whole_rotation(model)?;
         description.extend(object(json!({ "attention_bias": false, "mlp_bias": false })));
         Ok(description)
     },

@@ -10,25 +10,50 @@ use crate::CheckpointError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::names::TensorLocation;
 
-/// A model with RMSNorm, SwiGLU and grouped-query attention. `rotary` are the supported types of scaling.
-pub(super) fn read(fields: &Fields, family: Family, rotary: &[&str]) -> Result<ModelSpec, CheckpointError> {
+/// What the families differ in when they are read.
+pub(super) struct Reading {
+    pub family: Family,
+    /// The supported types of rotary scaling.
+    pub scalings: &'static [&'static str],
+    /// Whether a part of a head may be rotated.
+    pub partial_rotation: bool,
+    /// The base of the frequencies if it is missing.
+    pub rotary_base: f64,
+    /// The epsilon of the norms if it is missing.
+    pub norm_eps: f64,
+}
+
+impl Reading {
+    /// A family with the defaults of Llama, and without scaled or partial rotation.
+    pub const fn of(family: Family) -> Self {
+        Reading {
+            family,
+            scalings: &["default"],
+            partial_rotation: false,
+            rotary_base: 10000.0,
+            norm_eps: 1e-6,
+        }
+    }
+}
+
+/// A model with RMSNorm, SwiGLU and grouped-query attention. Window and layers without rotation are left to the family.
+pub(super) fn read(fields: &Fields, reading: &Reading) -> Result<ModelSpec, CheckpointError> {
+    let family = reading.family;
     if fields.word("hidden_act", "silu")? != "silu" {
         return Err(fields.refused("hidden_act", "is not supported; only \"silu\" is"));
     }
     let hidden = fields.size("hidden_size", 1..=HIDDEN)?;
     let heads = fields.size("num_attention_heads", 1..=HEADS)?;
-    let kv_heads = fields.optional_size("num_key_value_heads", 1..=HEADS)?.unwrap_or(heads);
-    if !heads.is_multiple_of(kv_heads) {
-        let rule = format!("does not divide num_attention_heads = {heads}");
-        return Err(fields.refused("num_key_value_heads", &rule));
-    }
+    let kv_heads = fields.divisor("num_key_value_heads", "num_attention_heads", heads)?;
     let head_dim = match fields.optional_size("head_dim", 1..=HEADS)? {
         Some(given) => given,
         None => head_dim(fields, "num_attention_heads", hidden, heads)?,
     };
-    let base = fields.number("rope_theta", 10000.0, 1.0..=1e12)?;
-    let rotary = RotaryFields::read(fields, base, 1.0, rotary)?;
-    if rotary.fraction < 1.0 {
+    check_layers(fields)?;
+    let base = fields.number("rope_theta", reading.rotary_base, 1.0..=1e12)?;
+    let fraction = fields.number("partial_rotary_factor", 1.0, 0.0..=1.0)?;
+    let rotary = RotaryFields::read(fields, base, fraction, reading.scalings)?;
+    if rotary.fraction < 1.0 && !reading.partial_rotation {
         let model_type = either(&[fields.word("model_type", "")?]);
         let rule =
             format!("with a partial_rotary_factor below 1 is not supported for model_type = {model_type}");
@@ -49,21 +74,33 @@ pub(super) fn read(fields: &Fields, family: Family, rotary: &[&str]) -> Result<M
         tied: fields.flag("tie_word_embeddings", family.features().tied)?,
         parallel_residual: false,
         activation: Activation::Swiglu,
-        norm_eps: fields.number("rms_norm_eps", 1e-6, 1e-30..=1.0)?,
+        norm_eps: fields.number("rms_norm_eps", reading.norm_eps, 1e-30..=1.0)?,
         rotary_base: rotary.base,
-        rotary_fraction: 1.0,
+        rotary_fraction: rotary.fraction,
         rotary_scaling: rotary.scaling,
+        no_rotary_every: None,
+        sliding_window: None,
         init_std: DEFAULT_INIT_STD,
     })
+}
+
+/// Refuses layers with attention of another kind.
+fn check_layers(fields: &Fields) -> Result<(), CheckpointError> {
+    const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+    let kinds = fields.get("layer_types").and_then(serde_json::Value::as_array);
+    let Some(kinds) = kinds else { return Ok(()) };
+    let is_plain = |kind: &str| kinds.iter().all(|each| each.as_str() == Some(kind));
+    // A sliding window in all layers is in `sliding_window`, too.
+    if KINDS.into_iter().any(is_plain) {
+        return Ok(());
+    }
+    Err(fields.refused("layer_types", "is not supported; only the same attention in all layers is"))
 }
 
 /// The fields of such a model.
 pub(super) fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
     if model.activation != Activation::Swiglu {
         return Err(UnsupportedModel::Activation);
-    }
-    if model.rotary_dims() != model.head_dim {
-        return Err(UnsupportedModel::PartialRotation(model.rotary_fraction));
     }
     Ok(object(json!({
         "num_hidden_layers": model.layers,
@@ -80,6 +117,14 @@ pub(super) fn describe(model: &ModelSpec) -> Result<Map<String, Value>, Unsuppor
         "rope_parameters": rope_parameters(model),
         "rope_scaling": model.rotary_scaling.map(rope_scaling),
     })))
+}
+
+/// The same with whole heads rotated.
+pub(super) fn describe_whole_rotation(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
+    if model.rotary_dims() != model.head_dim {
+        return Err(UnsupportedModel::PartialRotation(model.rotary_fraction));
+    }
+    describe(model)
 }
 
 /// The location of a parameter, each in a tensor of its own.

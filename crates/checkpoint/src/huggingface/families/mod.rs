@@ -3,8 +3,13 @@
 mod gpt2;
 mod llama;
 mod llama_like;
+mod mistral;
 mod neox;
+mod phi3;
+mod qwen2;
 mod rotary;
+mod smollm3;
+mod starcoder2;
 
 use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_spec::{Activation, Family, ModelSpec};
@@ -33,7 +38,16 @@ pub(super) struct FamilyFormat {
     pub location: fn(&ModelSpec, ParameterKind) -> TensorLocation,
 }
 
-const FORMATS: [&FamilyFormat; 3] = [&gpt2::FORMAT, &neox::FORMAT, &llama::FORMAT];
+const FORMATS: [&FamilyFormat; 8] = [
+    &gpt2::FORMAT,
+    &neox::FORMAT,
+    &llama::FORMAT,
+    &mistral::FORMAT,
+    &qwen2::FORMAT,
+    &smollm3::FORMAT,
+    &phi3::FORMAT,
+    &starcoder2::FORMAT,
+];
 
 /// The format of a family.
 pub(super) fn of(family: Family) -> &'static FamilyFormat {
@@ -94,6 +108,19 @@ fn check_head_dim(model: &ModelSpec, family: &'static str) -> Result<(), Unsuppo
     let &ModelSpec { hidden, heads, head_dim, .. } = model;
     let fits = heads * head_dim == hidden;
     if fits { Ok(()) } else { Err(UnsupportedModel::HeadDim { heads, head_dim, hidden, family }) }
+}
+
+/// The size of a sliding window. `missing` is what transformers assumes if the field is not there; null is none.
+fn sliding_window(fields: &Fields, missing: Option<usize>) -> Result<Option<usize>, CheckpointError> {
+    if !fields.has("sliding_window") {
+        return Ok(missing);
+    }
+    fields.optional_size("sliding_window", 1..=VOCAB)
+}
+
+/// Refuses a sliding window, which the family's models do not have.
+fn no_sliding_window(fields: &Fields) -> Result<(), CheckpointError> {
+    fields.only("use_sliding_window", false)
 }
 
 /// The names that transformers has for GELU: three of its tanh form, one of the exact one.

@@ -51,6 +51,8 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_base: rotary.base,
         rotary_fraction: rotary.fraction,
         rotary_scaling: None,
+        no_rotary_every: None,
+        sliding_window: None,
         init_std: DEFAULT_INIT_STD,
     };
     // The transformers library rounds the number of rotary dims down. We round it to an even number.
