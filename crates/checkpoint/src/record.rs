@@ -372,7 +372,17 @@ mod tests {
                 assert_eq!(serde_json::to_value(value).expect("a word"), *word);
             }
         }
-        check::<Family>(&["gpt", "neox", "llama", "mistral", "qwen2", "smollm3", "phi3", "starcoder2"]);
+        check::<Family>(&[
+            "gpt",
+            "neox",
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "smollm3",
+            "phi3",
+            "starcoder2",
+        ]);
         check::<Activation>(&["gelu", "gelu-exact", "swiglu"]);
         check::<ScheduleKind>(&["gpipe", "1f1b", "interleaved", "zero-bubble"]);
         check::<When>(&["micro-batch", "step"]);

@@ -14,10 +14,10 @@ use super::{
     optimizer, quantize, rotary,
 };
 use kintsugi_tensor::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Dequantize,
-    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, SumsOfSquares,
-    Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CopyColumns, CrossEntropy,
+    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
+    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use kintsugi_tensor::{
     AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,
@@ -239,6 +239,7 @@ impl Backend for GpuBackend {
         cached_attention: CachedAttention => cached_attention::cached_attention,
         residual: Residual => elementwise::residual,
         column_sum: ColumnSum => column_sum::column_sum,
+        copy_columns: CopyColumns => elementwise::copy_columns,
         norm: Norm => norm::forward,
         norm_backward: NormBackward => norm::backward,
         rotary: Rotary => rotary::rotary,

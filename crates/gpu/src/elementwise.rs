@@ -3,7 +3,7 @@
 use super::error::GpuError;
 use super::kernels::{ELEMENTWISE, suffix};
 use super::launcher::{Launcher, aligned, aligned_flat, common_suffix, pointer, pointer_or_null, size};
-use kintsugi_tensor::ops::Residual;
+use kintsugi_tensor::ops::{CopyColumns, Residual};
 use kintsugi_tensor::{DType, View};
 
 /// Most addends, and most biases, of a residual sum.
@@ -51,6 +51,20 @@ fn pairwise(launcher: &Launcher, operation: &str, from: View, to: View) -> Resul
     let arguments = [pointer(from), pointer(to), size(to.len()), wide.into()];
     // SAFETY: the arguments match the kernels, and both views have the same number of elements.
     unsafe { launcher.launch(&ELEMENTWISE, &name, launcher.flat(to.len(), wide), &arguments) }
+}
+
+/// See [`CopyColumns`].
+pub(super) fn copy_columns(launcher: &Launcher, op: &CopyColumns) -> Result<(), GpuError> {
+    let views = [op.from.view, op.to.view];
+    let widths = [op.from.width, op.from.first, op.to.width, op.to.first, op.columns];
+    let wide = widths.into_iter().all(|width| aligned(width, &views));
+    let elements = op.rows * op.columns;
+    let mut arguments = vec![pointer(op.from.view), pointer(op.to.view), size(elements)];
+    arguments.extend(widths.map(size));
+    arguments.push(wide.into());
+    let name = format!("copy_columns_{}", common_suffix(&views)?);
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&ELEMENTWISE, &name, launcher.flat(elements, wide), &arguments) }
 }
 
 /// See [`Residual`].

@@ -8,6 +8,7 @@ use kintsugi_tensor::ops::{
 };
 use kintsugi_tensor::{Buffer, View};
 
+use crate::query_key_norm::{self, QueryKeyActivations};
 use crate::residual::BranchOutput;
 use crate::rows::{Chunks, GradientRows, elements};
 use crate::{Context, Gradients, KvCache, Weights};
@@ -15,8 +16,10 @@ use crate::{Context, Gradients, KvCache, Weights};
 /// The activations that attention saves for its backward.
 #[derive(Debug)]
 pub(crate) struct AttentionActivations {
-    /// Queries, keys and values after the rotation, `[rows, heads + 2·kv_heads, head_dim]`.
+    /// Queries, keys and values after norm and rotation, `[rows, heads + 2·kv_heads, head_dim]`.
     qkv: Buffer,
+    /// What the norms of queries and keys save.
+    query_key: Option<QueryKeyActivations>,
     /// Outputs of the heads, `[rows, heads, head_dim]`.
     out: Buffer,
     /// Log-sum-exp (flash) or probabilities (plain).
@@ -39,13 +42,14 @@ pub(crate) fn forward(
 ) -> (Option<Chunks>, AttentionActivations) {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
+    let query_key = query_key_norm::forward(ctx, w, qkv.view());
     rotate(ctx, w, qkv.view(), None, false);
     let out = ctx.activation(shape.rows * shape.attention_width());
     let softmax = match shape.attention_kind {
         AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
         AttentionKind::Plain => ctx.activation(shape.attention.scores()),
     };
-    let saved = AttentionActivations { qkv, out, softmax };
+    let saved = AttentionActivations { qkv, query_key, out, softmax };
     ctx.backend.attention(Attention {
         qkv: saved.qkv.view(),
         starts: ctx.starts,
@@ -68,6 +72,7 @@ pub(crate) fn decode(
 ) -> Chunks {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
+    drop(query_key_norm::forward(ctx, w, qkv.view()));
     rotate(ctx, w, qkv.view(), Some(positions), false);
     let out = ctx.activation(shape.rows * shape.attention_width());
     ctx.backend.cached_attention(CachedAttention {
@@ -135,8 +140,9 @@ pub(crate) fn backward(
         output_weight_gradient(ctx, saved.out.view(), dy.whole(ctx), g);
     }
     let dqkv = ctx.activation(saved.qkv.len());
-    // The attention backward also sums the gradient of the bias, unless queries and keys must be rotated back first.
-    let in_passing = part == BackwardPart::Both && !shape.rotates(w.unit());
+    // The attention backward also sums the gradient of the bias, unless queries and keys were rotated or normalised after it.
+    let is_last = !shape.rotates(w.unit()) && saved.query_key.is_none();
+    let in_passing = part == BackwardPart::Both && is_last;
     let dbias = |wanted: bool| {
         if wanted { g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias) } else { None }
     };
@@ -150,9 +156,12 @@ pub(crate) fn backward(
         dbias: dbias(in_passing),
         shape: shape.attention,
     });
-    let AttentionActivations { qkv, out, softmax } = saved;
+    let AttentionActivations { qkv, query_key, out, softmax } = saved;
     drop((dout, qkv, softmax));
     rotate(ctx, w, dqkv.view(), None, true);
+    if let Some(saved) = query_key {
+        query_key_norm::backward(ctx, w, g, saved, dqkv.view());
+    }
     let width = shape.attention.qkv_width();
     let dx = ctx.partial_product(|dx, rows| {
         ctx.backend.linear_backward_input(LinearBackwardInput {

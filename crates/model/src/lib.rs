@@ -9,6 +9,7 @@ mod attention;
 mod context;
 mod kv_cache;
 mod mlp;
+mod query_key_norm;
 mod residual;
 mod rows;
 mod shape;

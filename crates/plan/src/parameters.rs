@@ -17,6 +17,8 @@ use crate::{Plan, Sharding, Unit};
 pub enum ParameterKind {
     Table,
     Positions,
+    QueryNormWeight,
+    KeyNormWeight,
     AttentionNormWeight,
     AttentionNormBias,
     MlpNormWeight,
@@ -100,6 +102,8 @@ pub struct UnitLayout {
     pub placed: Vec<PlacedParameter>,
     /// Number of elements at the start that are replicated over tp.
     pub replicated: usize,
+    /// Number of elements among them, at the start, whose gradient a tp rank computes from its own heads only.
+    pub by_heads: usize,
     /// Number of elements, padded to dp equal shards.
     pub len: usize,
 }
@@ -113,6 +117,11 @@ impl Parameter {
     /// This parameter's name: `layer.3.query_weight`.
     pub fn name(&self) -> String {
         format!("{}.{}", self.unit, self.kind)
+    }
+
+    /// Whether heads of several tp ranks share it.
+    pub fn is_shared_by_heads(&self) -> bool {
+        matches!(self.kind, ParameterKind::QueryNormWeight | ParameterKind::KeyNormWeight)
     }
 
     /// Whether it follows the parameter before it without a gap, because layers use both as one matrix: query, key and value, or
@@ -171,7 +180,15 @@ impl UnitLayout {
         debug_assert!(
             placed.iter().all(|p| (p.range.start < replicated) == (p.parameter.split == TensorSplit::Whole))
         );
-        UnitLayout { unit, placed, replicated, len: end.next_multiple_of(multiple) }
+        let by_heads = placed.iter().take_while(|p| p.parameter.is_shared_by_heads());
+        let by_heads = by_heads.last().map_or(0, |placed| placed.range.end);
+        UnitLayout { unit, placed, replicated, by_heads, len: end.next_multiple_of(multiple) }
+    }
+
+    /// The number of elements at the start whose gradient is summed over tp: of replicated parameters if the ranks have different
+    /// rows, otherwise of those that the ranks use with different heads.
+    pub fn summed_over_tp(&self, sequence_parallel: bool) -> usize {
+        if sequence_parallel { self.replicated } else { self.by_heads }
     }
 
     /// The ranges that belong to no parameter: between parameters, and at the end, which may be empty.
@@ -255,7 +272,12 @@ impl Builder<'_> {
         let Biases { qkv, attention_out, mlp } = self.model.features().biases;
         // GPT-2 scales down the 2·layers projections into the residual stream, so that its variance stays constant.
         let residual = self.model.init_std / (2.0 * self.model.layers as f64).sqrt();
-        let mut list = self.norm(ParameterKind::AttentionNormWeight, ParameterKind::AttentionNormBias);
+        let mut list = Vec::new();
+        if self.model.features().query_key_norm {
+            let norm = |kind| self.vector(kind, head_dim, TensorSplit::Whole, InitialValues::Ones);
+            list.extend([ParameterKind::QueryNormWeight, ParameterKind::KeyNormWeight].map(norm));
+        }
+        list.extend(self.norm(ParameterKind::AttentionNormWeight, ParameterKind::AttentionNormBias));
         list.extend(self.norm(ParameterKind::MlpNormWeight, ParameterKind::MlpNormBias));
         let mut bias = |kind, has: bool, len, split| list.extend(has.then(|| self.bias(kind, len, split)));
         bias(ParameterKind::AttentionOutBias, attention_out, hidden, TensorSplit::Whole);
@@ -330,6 +352,8 @@ impl fmt::Display for ParameterKind {
         f.write_str(match self {
             ParameterKind::Table => "table",
             ParameterKind::Positions => "positions",
+            ParameterKind::QueryNormWeight => "query_norm_weight",
+            ParameterKind::KeyNormWeight => "key_norm_weight",
             ParameterKind::AttentionNormWeight => "attention_norm_weight",
             ParameterKind::AttentionNormBias => "attention_norm_bias",
             ParameterKind::MlpNormWeight => "mlp_norm_weight",

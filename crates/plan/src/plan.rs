@@ -199,15 +199,15 @@ impl Plan {
         self.model.tied && self.mesh.pp() > 1 && (stage == 0 || stage + 1 == self.mesh.pp())
     }
 
-    /// The reductions of a unit's gradient on a stage. `has_replicated` returns whether the unit has parameters that are
-    /// replicated over tp.
+    /// The reductions of a unit's gradient on a stage. `summed_over_tp` returns the number of elements of
+    /// [`UnitLayout::summed_over_tp`](crate::parameters::UnitLayout::summed_over_tp).
     pub fn gradient_reductions(
         &self,
         stage: usize,
         unit: Unit,
-        has_replicated: impl FnOnce() -> bool,
+        summed_over_tp: impl FnOnce() -> usize,
     ) -> GradientReductions {
-        let tensor = self.sequence_parallel && self.mesh.tp() > 1 && has_replicated();
+        let tensor = self.mesh.tp() > 1 && summed_over_tp() > 0;
         let tied = unit == Unit::Table && self.holds_tied_copy(stage);
         let sum = |over| Phase::plain(over, PhaseKind::Sum);
         GradientReductions {

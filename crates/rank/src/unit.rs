@@ -46,6 +46,8 @@ const PIECE: usize = 1 << 18;
 /// A unit on one rank.
 pub(crate) struct UnitState {
     pub layout: UnitLayout,
+    /// Number of elements at the start whose gradient is summed over tp.
+    summed_over_tp: usize,
     types: ElementTypes,
     sharding: Sharding,
     /// This rank's piece of the flat buffer after 0, 1, ... divisions by the parts of the data-parallel axis.
@@ -105,11 +107,12 @@ impl UnitState {
             shard: gradient_shard,
             range: gradient_range,
         };
-        let has_replicated = || layout.replicated > 0;
-        let first_reduction = plan.gradient_reductions(at.pp(), unit, has_replicated).first();
+        let summed_over_tp = layout.summed_over_tp(plan.sequence_parallel);
+        let first_reduction = plan.gradient_reductions(at.pp(), unit, || summed_over_tp).first();
         let segments = segments(&layout, &owned);
         let mut state = UnitState {
             layout,
+            summed_over_tp,
             types,
             sharding,
             pieces,

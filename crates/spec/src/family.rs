@@ -17,6 +17,8 @@ pub struct Features {
     pub norm: NormKind,
     /// Which linear layers have biases.
     pub biases: Biases,
+    /// Whether every query and key head is normalised before it is rotated.
+    pub query_key_norm: bool,
     /// The non-linearities that the MLP may have. The first is the default.
     pub activations: &'static [Activation],
     /// Whether attention and MLP may both start from the layer's input; then they do by default.
@@ -68,6 +70,7 @@ impl Features {
         positions: Positions::Rotary,
         norm: NormKind::Rms,
         biases: Biases::NONE,
+        query_key_norm: false,
         activations: &[Activation::Swiglu, Activation::Gelu, Activation::ExactGelu],
         parallel_residual: false,
         tied: false,
@@ -148,6 +151,8 @@ families! {
     "mistral" Mistral: Features { sliding_window: true, ..Features::LLAMA_LIKE };
     /// Qwen2 and Qwen2.5: Llama with biases of query, key and value.
     "qwen2" Qwen2: Features { biases: Biases { qkv: true, ..Biases::NONE }, ..Features::LLAMA_LIKE };
+    /// Qwen3: Llama with a norm of every query and key head.
+    "qwen3" Qwen3: Features { query_key_norm: true, ..Features::LLAMA_LIKE };
     /// SmolLM3: Llama with a tied head, and no rotation in every fourth layer.
     "smollm3" Smollm3: Features { tied: true, no_rotary_every: Some(4), ..Features::LLAMA_LIKE };
     /// Phi-3 and Phi-4: Llama with a sliding window, or with partial rotary positions.

@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use crate::memory::Memory;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Dequantize, Embedding,
-    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, Squares, SumsOfSquares, Swiglu,
-    SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CopyColumns, CrossEntropy, Dequantize,
+    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
+    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, Squares,
+    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
@@ -113,6 +113,8 @@ pub trait Backend {
     fn residual(&self, op: Residual);
     /// See [`ColumnSum`].
     fn column_sum(&self, op: ColumnSum);
+    /// See [`CopyColumns`].
+    fn copy_columns(&self, op: CopyColumns);
     /// See [`Norm`].
     fn norm(&self, op: Norm);
     /// See [`NormBackward`].

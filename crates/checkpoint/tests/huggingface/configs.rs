@@ -98,7 +98,7 @@ fn what_would_compute_something_else_is_refused() {
             "llama",
             "model_type",
             json!("mamba"),
-            "is not supported; use \"gpt2\", \"gpt_neox\", \"llama\", \"mistral\", \"qwen2\", \"smollm3\", \"phi3\" or \
+            "is not supported; use \"gpt2\", \"gpt_neox\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"smollm3\", \"phi3\" or \
              \"starcoder2\"",
         ),
         (

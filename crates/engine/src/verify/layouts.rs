@@ -279,8 +279,10 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
         layouts.extend(FAMILIES.iter().map(|short| layout("neox: ", neox, short)));
         layouts.extend(FAMILIES.iter().map(|short| layout("llama: ", llama, short)));
         let qwen2 = "model.family=qwen2 model.tied=false model.kv_heads=2";
+        let qwen3 = "model.family=qwen3 model.tied=false model.kv_heads=2";
         let smollm3 = "model.family=smollm3 model.kv_heads=2 model.no_rotary_every=2";
         layouts.extend(FEATURES.iter().map(|short| layout("qwen2: ", qwen2, short)));
+        layouts.extend(FEATURES.iter().map(|short| layout("qwen3: ", qwen3, short)));
         layouts.extend(FEATURES.iter().map(|short| layout("smollm3: ", smollm3, short)));
     }
     for (name, settings) in [("bf16: ", "precision.compute=bf16"), ("fp16: ", "precision.compute=fp16")] {

@@ -39,6 +39,7 @@ impl Choices {
             "family = \"neox\"\ntied = false",
             "family = \"llama\"\nkv_heads = 2",
             "family = \"qwen2\"\nkv_heads = 2",
+            "family = \"qwen3\"\nkv_heads = 2",
             "family = \"smollm3\"\nkv_heads = 2\nno_rotary_every = 2",
         ]);
         writeln!(text, "{family}").expect("a string");

@@ -15,12 +15,13 @@ use kintsugi_simulate::{evaluation_memory, generation_memory};
 
 const WEIGHTS: InitialWeights = InitialWeights { seed: 11 };
 
-const FAMILIES: [&[&str]; 6] = [
+const FAMILIES: [&[&str]; 7] = [
     &["model.family=gpt"],
     &["model.family=neox", "model.rotary_fraction=0.5"],
     &["model.family=llama"],
     &["model.family=llama", "model.kv_heads=2", "model.tied=true"],
     &["model.family=qwen2", "model.kv_heads=2"],
+    &["model.family=qwen3", "model.kv_heads=2"],
     &["model.family=smollm3", "model.no_rotary_every=2"],
 ];
 

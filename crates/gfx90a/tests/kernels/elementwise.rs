@@ -2,7 +2,7 @@
 
 use kintsugi_gfx90a::Grid;
 use kintsugi_tensor::Backend;
-use kintsugi_tensor::ops::Residual;
+use kintsugi_tensor::ops::{Columns, CopyColumns, Residual};
 
 use crate::support::{COMPUTE, Draw, NULL, PACK, Pair, kernels, pointer, random_cases, size, suffix};
 
@@ -49,6 +49,35 @@ fn copies_and_additions_convert() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn copies_of_columns_leave_the_others() {
+    let Some(code) = kernels("elementwise") else { return };
+    let mut pair = Pair::new(code, 4);
+    let mut draw = Draw::new(6);
+    for dtype in COMPUTE {
+        for wide in [false, true] {
+            let unit = if wide { PACK } else { 1 };
+            let [rows, columns, read, written] = [40, 9, 3, 3].map(|most| draw.size(1..=most));
+            let [columns, read, written] = [columns, read, written].map(|size| unit * size);
+            let [from_width, to_width] =
+                [read, written].map(|first| first + columns + unit * draw.size(1..=4));
+            let from = pair.random("from", rows * from_width, dtype, 1);
+            let to = pair.random("to", rows * to_width, dtype, 2);
+            pair.cpu.copy_columns(CopyColumns {
+                from: Columns { view: from.cpu.view(), width: from_width, first: read },
+                to: Columns { view: to.cpu.view(), width: to_width, first: written },
+                rows,
+                columns,
+            });
+            let mut arguments = vec![pointer(&from), pointer(&to), size(rows * columns)];
+            arguments.extend([from_width, read, to_width, written, columns].map(size));
+            arguments.push(wide.into());
+            pair.launch(&format!("copy_columns_{}", suffix(dtype)), Grid::new(2, 256), &arguments);
+            pair.agree(&to, &format!("{rows} rows of {columns} columns in {dtype:?}, wide {wide}"));
         }
     }
 }

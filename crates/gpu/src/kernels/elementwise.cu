@@ -1,4 +1,4 @@
-// Fills, copies with conversion, additions, and the sum that ends a residual branch.
+// Fills, copies with conversion, copies of columns, additions, and the sum that ends a residual branch.
 //
 // Flat arrays of `elements`, grid-stride; per iteration a thread handles 16 bytes of the widest type. `wide`: all
 // pointers are 16-byte aligned, and `width`, if there is one, is a multiple of PACK. Every element is read and written
@@ -20,6 +20,20 @@ template <class S, class T> __device__ void copy(const S *from, T *to, size elem
         float x[N];
         load<N>(from + i, x);
         store<N>(to + i, x);
+    });
+}
+
+// `columns` columns of every row of `from`, from its column `read` on, become those of `to` from its column `written` on. `wide`:
+// widths, first columns and the number of columns are multiples of PACK, too.
+template <class T>
+__device__ void copy_columns(const T *from, T *to, size elements, size from_width, size read, size to_width,
+                             size written, size columns, bool wide) {
+    each<piece<T>()>(elements, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        const size row = i / columns, column = i % columns;
+        float x[N];
+        load<N>(from + row * from_width + read + column, x);
+        store<N>(to + row * to_width + written + column, x);
     });
 }
 
@@ -64,6 +78,10 @@ __device__ void residual(const T *x, Addends<T> addends, T *out, size elements, 
 #define DEFINE(NAME, T)                                                                                               \
     extern "C" __global__ void fill_##NAME(T *to, size elements, float value, bool wide) {                            \
         fill(to, elements, value, wide);                                                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void copy_columns_##NAME(const T *from, T *to, size elements, size from_width, size read,   \
+                                                   size to_width, size written, size columns, bool wide) {            \
+        copy_columns(from, to, elements, from_width, read, to_width, written, columns, wide);                         \
     }                                                                                                                 \
     extern "C" __global__ void residual_##NAME(const T *x, const T *a, const T *b, const T *c, const T *d,            \
                                                const T *e, const T *f, const T *g, const T *h, T *out,                \

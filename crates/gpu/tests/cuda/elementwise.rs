@@ -1,6 +1,6 @@
-//! Fills, copies, additions, activations, and sums over rows.
+//! Fills, copies, copies of columns, additions, activations, and sums over rows.
 
-use kintsugi_tensor::ops::{ColumnSum, Residual, Swiglu, SwigluBackward};
+use kintsugi_tensor::ops::{ColumnSum, Columns, CopyColumns, Residual, Swiglu, SwigluBackward};
 use kintsugi_tensor::{DType, View};
 
 use crate::test_backend::{COMPUTE, agree, any_gpu, gradient, gradient_types};
@@ -38,6 +38,26 @@ fn unaligned_views_are_processed_element_by_element() {
             backend.device.gelu(source.slice(1..33), to.slice(5..37));
             vec![to]
         });
+    }
+}
+
+#[test]
+fn columns_are_copied_beside_others() {
+    let Some(gpu) = any_gpu() else { return };
+    for dtype in COMPUTE {
+        for (rows, columns, first) in [(70, 128, 64), (33, 6, 5)] {
+            agree(&gpu, dtype, &format!("{rows} rows of {columns} columns"), |backend| {
+                let [from, to] = [1, 2].map(|seed| backend.input(rows * (first + columns), seed));
+                let width = first + columns;
+                backend.device.copy_columns(CopyColumns {
+                    from: Columns { view: from.view(), width, first },
+                    to: Columns { view: to.view(), width, first: 0 },
+                    rows,
+                    columns,
+                });
+                vec![to]
+            });
+        }
     }
 }
 

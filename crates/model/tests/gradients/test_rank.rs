@@ -19,14 +19,15 @@ const CONFIG: &str = "
 ";
 
 /// Families that cover the features: grouped heads, both residual forms of GPT-NeoX, both forms of GELU, Llama's norms with the
-/// other activation, biases of query, key and value only, and a layer without rotation.
-pub const MODELS: [&[&str]; 7] = [
+/// other activation, biases of query, key and value only, norms of queries and keys, and a layer without rotation.
+pub const MODELS: [&[&str]; 8] = [
     &["model.family=gpt"],
     &["model.family=neox", "model.kv_heads=2"],
     &["model.family=neox", "model.parallel_residual=false", "model.activation=gelu-exact"],
     &["model.family=llama", "model.kv_heads=2"],
     &["model.family=llama", "model.activation=gelu"],
     &["model.family=qwen2", "model.kv_heads=2"],
+    &["model.family=qwen3", "model.kv_heads=2"],
     &["model.family=smollm3", "model.no_rotary_every=1"],
 ];
 

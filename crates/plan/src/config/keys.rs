@@ -60,11 +60,12 @@ table! {
         /// `demo`, `gpt2-124m`, `gpt2-1558m`, `gpt-1.3b`, `gpt-1.4b`, `gpt-22b`, `gpt-175b`, `gpt-1t`, `neox-20b`,
         /// `llama2-7b`, `llama3-8b`, `llama3-70b`, `llama3.1-8b`, `llama3.1-405b`, `llama3.2-1b`, `llama3.2-3b`,
         /// `nemotron4-15b`, `nemotron4-340b`, `mistral-7b`, `qwen2.5-0.5b`, `qwen2.5-7b`, `qwen2.5-72b`,
-        /// `smollm3-3b`, `phi-4`, `starcoder2-3b`
+        /// `qwen3-0.6b`, `qwen3-8b`, `qwen3-32b`, `smollm3-3b`, `phi-4`, `starcoder2-3b`
         preset: String, else "none";
         /// what plans, reports and pages call the model; not the name of another preset
         name: String, else "that of the preset, else `\"custom\"`";
-        /// one of the [families](huggingface.md#families), such as `"llama"`
+        /// `"gpt"`, `"neox"`, `"llama"`, `"mistral"`, `"qwen2"`, `"qwen3"`, `"smollm3"`, `"phi3"`, `"starcoder2"`: a
+        /// [family](huggingface.md#families)
         family: Family, default Family::Gpt;
         /// at least 1
         layers: usize, else "required unless a preset gives it", in 1..=1 << 14;

@@ -148,8 +148,8 @@ impl LastWrites {
 fn reductions(plan: &Plan, stage: usize) -> ByUnit<Option<GradientReductions>> {
     let mut all = ByUnit::all(plan, None);
     for unit in plan.stage_units(stage) {
-        let has_replicated = || plan.layout(unit).replicated > 0;
-        all[unit] = Some(plan.gradient_reductions(stage, unit, has_replicated));
+        let summed_over_tp = || plan.layout(unit).summed_over_tp(plan.sequence_parallel);
+        all[unit] = Some(plan.gradient_reductions(stage, unit, summed_over_tp));
     }
     all
 }

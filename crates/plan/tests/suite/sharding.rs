@@ -204,7 +204,8 @@ fn written(op: &Op) -> Option<(Block, usize)> {
 }
 
 fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
-    let tensor = plan.sequence_parallel && plan.mesh.tp() > 1 && plan.layout(unit).replicated > 0;
+    let summed = plan.layout(unit).summed_over_tp(plan.sequence_parallel);
+    let tensor = plan.mesh.tp() > 1 && summed > 0;
     let data = plan.mesh.dp() > 1;
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
     let tied = unit == Unit::Table && plan.holds_tied_copy(program.stage);

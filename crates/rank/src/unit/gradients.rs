@@ -85,14 +85,14 @@ struct CodedReduction {
 }
 
 impl UnitState {
-    /// Starts a phase of a reduction: over tp of the replicated parameters, between tied stages of what this rank owns, over a
+    /// Starts a phase of a reduction: over tp of replicated parameters, between tied stages of what this rank owns, over a
     /// part of dp of the piece that its ranks share.
     pub fn reduce_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
         if let Some(codes) = phase.codes {
             return self.codes_reduce_start(backend, phase, codes, group);
         }
         let range = match phase.over {
-            Group::TENSOR => 0..self.layout.replicated,
+            Group::TENSOR => 0..self.summed_over_tp,
             Group::Tied => self.owned.clone(),
             Group::Along(..) => self.pieces[self.sharding.depth_of(phase.over)].clone(),
         };

@@ -5,7 +5,7 @@ use super::element::{Element, Real};
 use super::lanes;
 use super::parallel::{Rows, Threads};
 use crate::View;
-use crate::ops::{ColumnSum, Residual, Squares};
+use crate::ops::{ColumnSum, CopyColumns, Residual, Squares};
 
 /// Most addends, and most biases, of a residual sum.
 const ADDENDS: usize = 4;
@@ -37,6 +37,18 @@ pub fn copy_bytes(threads: Threads, from: View, to: View) {
     let access = Access::new();
     let (from, to) = (access.bytes(from), access.write_bytes(to));
     threads.each(to.len(), 1, (from, to), |_, (from, to)| to.copy_from_slice(from));
+}
+
+/// See [`CopyColumns`].
+pub fn copy_columns<T: Element>(threads: Threads, op: &CopyColumns) {
+    let access = Access::new();
+    let (from, to) = (access.read::<T>(op.from.view), access.write::<T>(op.to.view));
+    let (read, written) = (op.from.first..op.from.first + op.columns, op.to.first..op.to.first + op.columns);
+    let parts = (Rows(from, op.from.width), Rows(to, op.to.width));
+    threads.each(op.rows, op.columns, parts, |_, (from, to)| {
+        let rows = from.0.chunks_exact(from.1).zip(to.0.chunks_exact_mut(to.1));
+        rows.for_each(|(from, to)| to[written.clone()].copy_from_slice(&from[read.clone()]));
+    });
 }
 
 /// Copies numbers from the host, converting them to `T`.

@@ -36,10 +36,10 @@ use half::{bf16, f16};
 use parallel::Threads;
 
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Dequantize,
-    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, SumsOfSquares,
-    Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CopyColumns, CrossEntropy,
+    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
+    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{AddressSpace, Backend, Buffer, Category, DType, Memory, View};
 
@@ -271,6 +271,11 @@ impl Backend for CpuBackend {
         with_float!(op.x.dtype(), T => with_gradient!(T, op.out.view.dtype(), G => {
             elementwise::column_sum::<T, G>(self.threads, &op);
         }));
+    }
+
+    fn copy_columns(&self, op: CopyColumns) {
+        op.check();
+        with_float!(op.from.view.dtype(), T => elementwise::copy_columns::<T>(self.threads, &op));
     }
 
     fn norm(&self, op: Norm) {

@@ -1,10 +1,10 @@
 //! Shapes of operations, checked before they are run on any backend.
 
 use super::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
-    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Parameters, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
-    UpdateControl, control,
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CopyColumns,
+    CrossEntropy, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary,
+    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl, control,
 };
 use crate::{DType, View};
 
@@ -113,6 +113,16 @@ impl Check for NormBackward<'_> {
         }
         if let Some(dbias) = self.dbias {
             expect("dbias", dbias.view, self.width);
+        }
+    }
+}
+
+impl Check for CopyColumns<'_> {
+    fn check(&self) {
+        expect_type("from", self.from.view, self.to.view.dtype());
+        for (name, matrix) in [("from", self.from), ("to", self.to)] {
+            expect(name, matrix.view, self.rows * matrix.width);
+            assert!(matrix.first + self.columns <= matrix.width, "{name} has too few columns");
         }
     }
 }

@@ -124,6 +124,30 @@ pub struct ColumnSum<'a> {
     pub width: usize,
 }
 
+/// Some columns of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<'a> {
+    /// `[rows, width]`.
+    pub view: View<'a>,
+    /// Columns of the matrix.
+    pub width: usize,
+    /// The first of the columns that are meant.
+    pub first: usize,
+}
+
+/// Copies `columns` columns of one matrix to columns of another one of the same type.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyColumns<'a> {
+    /// Read.
+    pub from: Columns<'a>,
+    /// Written. The other columns stay as they are.
+    pub to: Columns<'a>,
+    /// Rows of both matrices.
+    pub rows: usize,
+    /// Columns that are copied.
+    pub columns: usize,
+}
+
 /// LayerNorm (with a bias) or RMSNorm (without): `out = (x − mean) · rstd · weight + bias`.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {

@@ -5,9 +5,10 @@
 use super::{Kernel, KernelKind};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
-    ColumnSum, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gradient, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
-    Quantize, Requantize, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gradient, Linear,
+    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl,
 };
 use crate::{DType, View};
 
@@ -106,6 +107,11 @@ pub fn residual(op: &Residual) -> Kernel {
 
 pub fn column_sum(op: &ColumnSum) -> Kernel {
     moved("column sum", op.x.len(), &[op.x]).with_gradient(Some(op.out))
+}
+
+pub fn copy_columns(op: &CopyColumns) -> Kernel {
+    let elements = op.rows * op.columns;
+    moved("copy columns", 0, &[op.from.view.slice(0..elements), op.to.view.slice(0..elements)])
 }
 
 pub fn norm(op: &Norm) -> Kernel {

@@ -12,10 +12,10 @@ use std::rc::Rc;
 
 use crate::device::asks_library;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CopyColumns,
+    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
+    Requantize, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -227,6 +227,7 @@ impl Backend for Paper {
         linear_backward_weight: LinearBackwardWeight,
         residual: Residual,
         column_sum: ColumnSum,
+        copy_columns: CopyColumns,
         norm: Norm,
         norm_backward: NormBackward,
         cached_attention: CachedAttention,

@@ -102,6 +102,8 @@ fn location(model: &ModelSpec, kind: ParameterKind) -> TensorLocation {
         ParameterKind::FinalNormWeight => "ln_f.weight",
         ParameterKind::FinalNormBias => "ln_f.bias",
         ParameterKind::Output => "lm_head.weight",
-        ParameterKind::MlpGateWeight => unreachable!("GPT-2 has no {kind}"),
+        ParameterKind::QueryNormWeight | ParameterKind::KeyNormWeight | ParameterKind::MlpGateWeight => {
+            unreachable!("GPT-2 has no {kind}")
+        }
     })
 }

@@ -139,6 +139,8 @@ pub(super) fn location(kind: ParameterKind) -> TensorLocation {
         ParameterKind::QueryBias => "self_attn.q_proj.bias",
         ParameterKind::KeyBias => "self_attn.k_proj.bias",
         ParameterKind::ValueBias => "self_attn.v_proj.bias",
+        ParameterKind::QueryNormWeight => "self_attn.q_norm.weight",
+        ParameterKind::KeyNormWeight => "self_attn.k_norm.weight",
         ParameterKind::AttentionOutWeight => "self_attn.o_proj.weight",
         ParameterKind::MlpGateWeight => "mlp.gate_proj.weight",
         ParameterKind::MlpInWeight => "mlp.up_proj.weight",

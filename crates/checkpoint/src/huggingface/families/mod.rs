@@ -7,6 +7,7 @@ mod mistral;
 mod neox;
 mod phi3;
 mod qwen2;
+mod qwen3;
 mod rotary;
 mod smollm3;
 mod starcoder2;
@@ -38,12 +39,13 @@ pub(super) struct FamilyFormat {
     pub location: fn(&ModelSpec, ParameterKind) -> TensorLocation,
 }
 
-const FORMATS: [&FamilyFormat; 8] = [
+const FORMATS: [&FamilyFormat; 9] = [
     &gpt2::FORMAT,
     &neox::FORMAT,
     &llama::FORMAT,
     &mistral::FORMAT,
     &qwen2::FORMAT,
+    &qwen3::FORMAT,
     &smollm3::FORMAT,
     &phi3::FORMAT,
     &starcoder2::FORMAT,
