@@ -12,12 +12,12 @@ use kintsugi_run::Verdict;
 use crate::failure::Failure;
 use crate::output;
 
-/// The folder of the run that this process trains.
-static RUN: OnceLock<PathBuf> = OnceLock::new();
+/// The folder of the run that this process trains, and when it began, in seconds since 1970.
+static RUN: OnceLock<(PathBuf, f64)> = OnceLock::new();
 
 /// From now on this process trains a run in a folder.
 pub fn set_run(out: &Path) {
-    RUN.set(out.to_owned()).ok();
+    RUN.set((out.to_owned(), kintsugi_run::now())).ok();
 }
 
 /// Reports a failure of the job that this process was told of.
@@ -47,9 +47,13 @@ fn add_and_print(failure: &RankFailure) {
     add(|out| Verdict::new(out, failure.to_string(), failure.culprit(), &others), true);
 }
 
-/// Adds a verdict to the run's folder, if this process trains one.
+/// Adds a verdict to the run's folder, if this process trains one. Only the first of an attempt counts: a process that was stopped
+/// until the others had ended knows less than they did.
 fn add(verdict: impl FnOnce(&Path) -> Verdict, prints: bool) {
-    let Some(out) = RUN.get() else { return };
+    let Some((out, began)) = RUN.get() else { return };
+    if Verdict::read_all(out).last().is_some_and(|last| last.time >= *began) {
+        return;
+    }
     let verdict = verdict(out);
     if prints {
         output::stderr(&verdict.to_string());

@@ -59,6 +59,9 @@ mod tests {
         assert!(resident(child.id()) > 0 && resident(std::process::id()) > 1 << 20);
         kill(child.id());
         assert!(!child.wait().expect("a child").success());
-        assert!(naming(&mark).is_empty());
+        // A copy of the shell that is about to become its `sleep` ends soon.
+        while !naming(&mark).is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", naming(&mark));
+        }
     }
 }
