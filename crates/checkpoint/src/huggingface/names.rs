@@ -29,7 +29,7 @@ pub(super) enum TensorPart {
 }
 
 impl TensorPart {
-    /// The outputs of the tensor of which `rows` are this part.
+    /// The number of output rows of the whole tensor; `rows` are those of this part.
     fn tensor_rows(self, rows: usize) -> usize {
         match self {
             TensorPart::Whole => rows,
