@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::parameters::parameters;
+use kintsugi_plan::parameters::{Parameter, parameters};
 use kintsugi_rank::{Elements, Store, StoreError, StoredTensor};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
@@ -39,6 +39,32 @@ struct ShardedTensor {
     columns: usize,
     elements: usize,
     parts: Vec<TensorSlice>,
+}
+
+/// Where a stored tensor of a whole parameter is, for readers that map the files themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPlace {
+    /// Name of the parameter.
+    pub parameter: String,
+    /// Which tensor of the parameter.
+    pub stored: StoredTensor,
+    /// Rows, without padding of the vocabulary, and columns; vectors have one column.
+    pub shape: [usize; 2],
+    /// Its slices. Together they have each element once.
+    pub slices: Vec<SlicePlace>,
+}
+
+/// Where a slice of a tensor is: little-endian numbers, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePlace {
+    /// The file.
+    pub file: PathBuf,
+    /// The offset of its first byte in the file.
+    pub offset: u64,
+    /// The type of its numbers: F32, BF16 or F16.
+    pub dtype: Dtype,
+    /// Which elements of the tensor they are.
+    pub slice: Slice,
 }
 
 #[derive(Debug)]
@@ -88,6 +114,33 @@ impl Checkpoint {
     /// The stored tensors of every parameter. A converted model has only weights.
     pub fn stored_tensors(&self) -> &[StoredTensor] {
         &self.manifest.stored_tensors
+    }
+
+    /// Where its tensors are, in the order of the model.
+    pub fn places(&self) -> Vec<TensorPlace> {
+        let plan = &self.manifest.plan;
+        let parameters = plan.units().into_iter().flat_map(|unit| parameters(&plan.model, unit, 1));
+        let place = |(parameter, stored): (Parameter, StoredTensor)| {
+            let name = parameter.name();
+            let parts = &self.tensors[&(name.clone(), stored)].parts;
+            let slices = parts.iter().map(|part| SlicePlace {
+                file: self.path.join(&self.manifest.files[part.slice.file].name),
+                offset: part.offset,
+                dtype: part.dtype,
+                slice: part.slice.clone(),
+            });
+            let shape = [parameter.valid_rows, parameter.shape[1]];
+            TensorPlace { parameter: name, stored, shape, slices: slices.collect() }
+        };
+        let stored = &self.manifest.stored_tensors;
+        parameters
+            .flat_map(|parameter| stored.iter().map(move |&stored| place((parameter, stored))))
+            .collect()
+    }
+
+    /// The whole configuration of the run that wrote it, as TOML.
+    pub fn config(&self) -> &str {
+        &self.manifest.config
     }
 
     /// Bytes of its files, without the manifest.

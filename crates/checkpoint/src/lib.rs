@@ -33,7 +33,7 @@ mod write;
 pub mod convert;
 pub mod huggingface;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, SlicePlace, TensorPlace};
 pub use error::CheckpointError;
 pub use folder::{CheckpointFolder, device_of_run, find};
 pub use lock::RunLock;
@@ -42,5 +42,6 @@ pub use paths::with_absolute_paths;
 pub use save::{CheckpointInfo, CheckpointSaver, CheckpointWriter, SaveFailure, WriterEnded, saver};
 pub use shard::snapshot_bytes;
 pub use shard_record::{SHARED_FOLDER_DELAY, ShardRecord, ShardRecordError, ShardRecords};
+pub use slice::Slice;
 pub use weights::WeightsFolder;
 pub use write::write;

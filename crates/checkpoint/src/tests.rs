@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::parameters::Parameter;
+use kintsugi_plan::parameters::{Parameter, parameters};
 use kintsugi_rank::{Elements, Store, StoreError, StoredTensor};
 use proptest::prelude::*;
+use safetensors::Dtype;
 
 use crate::manifest::MANIFEST;
 use crate::{
-    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, RunProgress, WeightsFolder, find, write,
+    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, RunProgress, SlicePlace, TensorPlace,
+    WeightsFolder, find, write,
 };
 
 mod resealed;
@@ -117,6 +119,36 @@ fn every_layout_reads_every_number() {
         .read(Elements::of(&foreign, StoredTensor::Weights), &mut [0.0])
         .expect_err("another shape");
     assert!(error.to_string().contains("but should have"), "{error}");
+}
+
+#[test]
+fn places_are_where_the_numbers_are() {
+    let out = Temporary::new("places");
+    let checkpoint = Checkpoint::open(&saved(&out.0, &[1]).of_step(1)).expect("it is whole");
+    let plan = plan();
+    let parameters: Vec<Parameter> =
+        plan.units().into_iter().flat_map(|unit| parameters(&plan.model, unit, 1)).collect();
+    let places = checkpoint.places();
+    assert_eq!(places.len(), StoredTensor::ALL.len() * parameters.len());
+    assert!(places.iter().any(|place| place.slices.len() > 2), "the demo has several ranks");
+    for TensorPlace { parameter, stored, shape: [rows, columns], slices } in places {
+        let parameter = parameters.iter().find(|other| other.name() == parameter).expect("the model has it");
+        let mut expected = vec![0.0; rows * columns];
+        Numbers.read(Elements::of(parameter, stored), &mut expected).expect("numbers");
+        let mut found = vec![0.0; expected.len()];
+        for SlicePlace { file, offset, dtype, slice } in slices {
+            assert_eq!(dtype, Dtype::F32);
+            let bytes = fs::read(file).expect("a file");
+            let numbers: Vec<f32> = bytes[offset as usize..][..4 * slice.len]
+                .chunks_exact(4)
+                .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))
+                .collect();
+            for (at, run) in slice.runs(columns, 0..slice.len) {
+                found[at..at + run.len()].copy_from_slice(&numbers[run]);
+            }
+        }
+        assert_eq!(expected, found, "{} {stored:?}", parameter.name());
+    }
 }
 
 #[test]

@@ -26,12 +26,20 @@ pub struct ConfigArguments {
     /// Overrides one value of the file, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
+    /// The text of a configuration instead of a file, from a caller of the library.
+    #[arg(skip)]
+    text: Option<String>,
 }
 
 impl ConfigArguments {
     /// The configuration of a file, or the demo, with a profile and values laid over it.
     pub fn new(file: Option<PathBuf>, profile: Option<PathBuf>, sets: Vec<String>) -> Self {
-        ConfigArguments { file, profile, sets }
+        ConfigArguments { file, profile, sets, text: None }
+    }
+
+    /// The configuration in a text, with values laid over it.
+    pub fn of_text(text: String, sets: Vec<String>) -> Self {
+        ConfigArguments { file: None, profile: None, sets, text: Some(text) }
     }
 
     /// Whether a file was named.
@@ -66,9 +74,10 @@ impl ConfigArguments {
     }
 
     fn file_and_sets(&self) -> Result<ConfigSource, Failure> {
-        let source = match &self.file {
-            Some(path) => ConfigSource::text(read_text(path)?).named(path.display().to_string()),
-            None => ConfigSource::demo(),
+        let source = match (&self.file, &self.text) {
+            (Some(path), _) => ConfigSource::text(read_text(path)?).named(path.display().to_string()),
+            (None, Some(text)) => ConfigSource::text(text).named("the configuration"),
+            (None, None) => ConfigSource::demo(),
         };
         Ok(source.sets(&self.sets))
     }

@@ -29,7 +29,7 @@ use crate::table::terminal_width;
 use crate::train::write_trace;
 use answer::Answer;
 use rows::PlotFigure;
-pub use search::{limit, search_page, supported};
+pub use search::{answer_json as search_answer, limit, search_page, supported};
 use speed::Speed;
 
 /// Predicts a training step: memory, traffic, time and energy.
@@ -146,15 +146,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         check_writable(path)?;
     }
     let predicted = PlanPrediction::new(&arguments.config)?;
-    let PlanPrediction { plan, prediction, speed, bubble, fits, .. } = &predicted;
+    let PlanPrediction { plan, prediction, fits, .. } = &predicted;
     if arguments.draw || arguments.trace.is_some() {
         check_drawable(plan)?;
     }
     let chart =
         arguments.rows.plot.is_some().then(|| chart(&predicted, arguments.rows.figure)).transpose()?;
     if arguments.json {
-        let notes = predicted.notes.clone();
-        output.result(&Answer::new(plan, prediction, speed.as_ref(), *bubble, *fits, notes))?;
+        output.result(&predicted.answer())?;
     } else {
         output.text(&format!(
             "{}\n{}",
@@ -173,6 +172,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&format!("plot     {}\n", path.display()))?;
     }
     if arguments.check { check(*fits, predicted.misfit) } else { Ok(()) }
+}
+
+/// What `plan --json` prints for a configuration.
+pub fn answer(config: &ConfigArguments) -> Result<Answer, Failure> {
+    PlanPrediction::new(config).map(|predicted| predicted.answer())
 }
 
 /// A plan and all that is predicted for it.
@@ -208,6 +212,11 @@ impl PlanPrediction {
             .map(|refusal| format!("{} cannot run {refusal}", framework_name(&plan)));
         let notes = notes.into_iter().chain(memory_note(&plan, &engine)).chain(unsupported).collect();
         Ok(PlanPrediction { plan, prediction, speed, bubble, notes, fits, misfit })
+    }
+
+    fn answer(&self) -> Answer {
+        let PlanPrediction { plan, prediction, speed, bubble, notes, fits, .. } = self;
+        Answer::new(plan, prediction, speed.as_ref(), *bubble, *fits, notes.clone())
     }
 
     /// A description of the plan and its step, a line each.

@@ -1,5 +1,7 @@
 //! `kintsugi watch`: the page of runs while they go on.
 
+mod forward;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
@@ -10,6 +12,7 @@ use kintsugi_spec::Cause;
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::report::context;
+use forward::Service;
 
 /// Shows runs in a browser while they go on.
 ///
@@ -37,6 +40,15 @@ pub struct Arguments {
     /// Another name or address by which browsers reach this machine; can be repeated
     #[arg(long = "host", value_name = "NAME", value_parser = host)]
     hosts: Vec<String>,
+    /// Sends the metrics of the run in FOLDER to this service instead, until the run ends
+    ///
+    /// The service's own Python library does it, with its own settings; so Python and the library must be installed. Sending a
+    /// run again goes on where it ended. Ctrl-C ends the sending, not the run.
+    #[arg(long, value_enum, value_name = "SERVICE", conflicts_with_all = ["port", "address", "hosts"])]
+    forward: Option<Service>,
+    /// With --forward: the Python that has the service's library
+    #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "forward")]
+    python: PathBuf,
 }
 
 const EXAMPLES: &str = "\
@@ -48,13 +60,20 @@ Examples:
   kintsugi watch runs --address 0.0.0.0
       for other machines, by the name of this one
   kintsugi watch runs --address 0.0.0.0 --host node7.example.org
-      for other machines, by a name that they know";
+      for other machines, by a name that they know
+  kintsugi watch out --forward wandb
+      sends the run in out to Weights & Biases while it goes on
+  MLFLOW_TRACKING_URI=file:///data/mlruns kintsugi watch out --forward mlflow
+      sends it to MLflow, here to its file store";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let folder = &arguments.folder;
     if !folder.is_dir() {
         return Err(Failure::mistake(format!("{} is not a folder", folder.display())));
+    }
+    if let Some(service) = arguments.forward {
+        return forward::forward(folder, service, &arguments.python);
     }
     let token = new_token().map_err(|error| Failure::run(ErrorContext::new("cannot make a token", error)))?;
     let listening = listen(arguments.address, arguments.port).map_err(|error| {

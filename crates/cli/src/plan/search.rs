@@ -25,7 +25,7 @@ use crate::failure::{ErrorContext, Failure};
 use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
-use crate::output::Output;
+use crate::output::{Output, json};
 use crate::progress::Progress;
 use crate::table::{Fit, Table, left_out};
 
@@ -61,6 +61,16 @@ enum ByName {
     Pareto,
 }
 
+impl From<ByName> for By {
+    fn from(name: ByName) -> Self {
+        match name {
+            ByName::Time => By::Time,
+            ByName::Energy => By::Energy,
+            ByName::Pareto => By::Pareto,
+        }
+    }
+}
+
 impl SearchArguments {
     /// Whether a search was requested.
     pub fn wanted(&self) -> bool {
@@ -75,6 +85,33 @@ struct FinishedSearch {
     supported: Vec<SupportedValues>,
     found: SearchResult,
     rows: Rows,
+}
+
+impl FinishedSearch {
+    fn answer(&self) -> Answer<'_> {
+        let FinishedSearch { ranks, found, rows, .. } = self;
+        Answer {
+            ranks: *ranks,
+            counts: found.counts,
+            pick: rows.pick.as_deref(),
+            gains: &rows.gains,
+            configured: rows.configured.as_ref(),
+            best: &rows.best,
+        }
+    }
+}
+
+/// What `plan --search --json` prints for a configuration. `by` is a value of `--by`.
+pub fn answer_json(
+    config: &ConfigArguments,
+    only: &[String],
+    by: &str,
+    top: usize,
+) -> Result<String, Failure> {
+    let by = ByName::from_str(by, false).map_err(|_| {
+        Failure::mistake(format!("by = \"{by}\" is not known; use \"time\", \"energy\" or \"pareto\""))
+    })?;
+    searched(config, only, (by.into(), top), false).map(|searched| json(&searched.answer()))
 }
 
 fn searched(
@@ -146,21 +183,9 @@ pub fn run(
 ) -> Result<(), Failure> {
     arguments.out.as_deref().into_iter().chain(plot.map(|(path, _)| path)).try_for_each(check_writable)?;
     let against = plot.map(|(_, figure)| against(figure)).transpose()?;
-    let by = match arguments.by {
-        ByName::Time => By::Time,
-        ByName::Energy => By::Energy,
-        ByName::Pareto => By::Pareto,
-    };
-    let searched = searched(config, &arguments.only, (by, arguments.top), plot.is_some())?;
+    let searched = searched(config, &arguments.only, (arguments.by.into(), arguments.top), plot.is_some())?;
     let FinishedSearch { base, ranks, found, rows, .. } = &searched;
-    output.result(&Answer {
-        ranks: *ranks,
-        counts: found.counts,
-        pick: rows.pick.as_deref(),
-        gains: &rows.gains,
-        configured: rows.configured.as_ref(),
-        best: &rows.best,
-    })?;
+    output.result(&searched.answer())?;
     if !output.json {
         output.text(&(describe::lines(&heading(&searched)) + "\n" + &text(&found.counts, rows)))?;
     }

@@ -1,4 +1,4 @@
-//! Checks a whole index, for runs that need the start of every document.
+//! Checks and reads a whole index, for those who need the start of every document.
 //!
 //! Opening a file reads only the header, and a binary search finds a document. In an unsorted table the search would return
 //! anything, so all three tables are read once before a run that masks documents.
@@ -34,6 +34,24 @@ impl TokenFile {
             before = found;
             Ok(())
         })
+    }
+
+    /// The first token of every document. Checks the whole index.
+    pub fn document_starts(&self) -> Result<Vec<u64>, DataError> {
+        self.check_documents()?;
+        let IndexHeader { sequences, kind, .. } = self.head;
+        let mut starts = Vec::with_capacity(sequences as usize + 1);
+        self.each(self.head.pointer_at(0), sequences, |_, bytes: [u8; 8]| {
+            starts.push(u64::from_le_bytes(bytes) / kind.bytes() as u64);
+            Ok(())
+        })?;
+        starts.push(self.tokens());
+        let mut documents = Vec::with_capacity(self.documents() as usize);
+        self.each(self.head.document_at(0), self.documents(), |_, bytes: [u8; 8]| {
+            documents.push(starts[u64::from_le_bytes(bytes) as usize]);
+            Ok(())
+        })?;
+        Ok(documents)
     }
 
     /// Checks that every sequence begins at the end of the previous one.

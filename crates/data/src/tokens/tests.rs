@@ -110,6 +110,7 @@ fn starts_are_where_the_index_has_documents() {
     assert_eq!(starts(5, 4), [0; 4], "all of it is inside a document");
     assert_eq!(starts(8, 1), [0]);
     assert_eq!(starts(12, 3), [0; 3], "it is the end of the last document");
+    assert_eq!(file.document_starts().unwrap(), [0, 3, 4, 9, 11]);
 }
 
 proptest! {
