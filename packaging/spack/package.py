@@ -2,13 +2,15 @@
 #   spack repo create ~/kintsugi-spack kintsugi
 #   mkdir -p ~/kintsugi-spack/packages/kintsugi && cp package.py ~/kintsugi-spack/packages/kintsugi
 #   spack repo add ~/kintsugi-spack && spack install kintsugi
-# It builds a clone of the sources: spack dev-build kintsugi@main in the clone.
 
 from spack.package import *
 
 
 class Kintsugi(Package):
     """Trains large language models on many GPUs, and predicts memory, traffic and time before the run."""
+
+    # The clone that you have.
+    git = "file:///path/to/kintsugi"
 
     license("MIT OR Apache-2.0")
 

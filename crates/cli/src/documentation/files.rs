@@ -8,7 +8,7 @@ use super::markdown::Page;
 use super::{Finding, root};
 
 /// Folders of the repository. A name that begins with one of them is a path from the root.
-const FOLDERS: [&str; 5] = ["crates/", "docs/", "examples/", "scripts/", ".github/"];
+const FOLDERS: [&str; 6] = ["crates/", "docs/", "examples/", "scripts/", "packaging/", ".github/"];
 
 /// Endings of files that only the repository has: a page names no others like them.
 const ENDINGS: [&str; 5] = [".rs", ".cu", ".cuh", ".md", ".svg"];

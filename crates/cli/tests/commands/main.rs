@@ -36,6 +36,7 @@ mod thread_limits;
 mod tokenizers;
 mod train;
 mod tune;
+mod tutorial;
 mod verify;
 mod watch;
 mod weights;
