@@ -12,6 +12,7 @@ mod faults;
 mod foreign;
 mod foreign_tokenizers;
 mod formats;
+mod forward;
 mod generate;
 mod help;
 mod limits;
