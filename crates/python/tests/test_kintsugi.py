@@ -145,9 +145,10 @@ def wait_for_steps(path, count):
 def test_ctrl_c_saves_and_the_run_resumes(folder):
     config = tiny(**{key.replace(".", "__"): value for key, value in ENDLESS.items()}, run__out="out")
     program = f"import kintsugi; kintsugi.train({config!r})"
-    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for_steps(folder / "out/metrics.jsonl", 3)
-    child.send_signal(signal.SIGINT)
+    # A terminal and Jupyter send it to the whole group.
+    os.killpg(child.pid, signal.SIGINT)
     _, error = child.communicate(timeout=60)
     assert child.returncode != 0 and "KeyboardInterrupt" in error
     run = kintsugi.load("out")
