@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_level_is_that_of_the_link_to_the_receiver() {
-        let frontier = Topology { per_package: 2, per_node: Some(8) };
+        let frontier = Topology { per_package: 2, per_node: Some(8), nodes_per_pod: None };
         let entry = |transfer| Entry { group: Group::DATA, transfer, len: 10, dtype: DType::F32 };
         let members = [0, 1, 2, 8];
         let reduce = entry(Transfer::Collective(Collective::AllReduce));
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn an_all_to_all_sends_a_chunk_over_every_link() {
-        let frontier = Topology { per_package: 2, per_node: Some(8) };
+        let frontier = Topology { per_package: 2, per_node: Some(8), nodes_per_pod: None };
         let transfer = Transfer::Collective(Collective::AllToAll);
         let entry = Entry { group: Group::DATA, transfer, len: 2 * 4 * 5, dtype: DType::U8 };
         let members = [0, 1, 2, 8];

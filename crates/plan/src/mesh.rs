@@ -75,7 +75,7 @@ impl Mesh {
         Coordinate(Axis::ALL.map(|axis| rank / self.stride(axis) % self.size(axis)))
     }
 
-    /// The number of data-parallel ranks inside one package, node or cluster; `None` if not all of these have the same
+    /// The number of data-parallel ranks inside one package, node, pod or cluster; `None` if not all of these have the same
     /// number.
     pub fn replicas_inside(&self, level: Level, topology: Topology) -> Option<usize> {
         let unit = topology.ranks_inside(level).unwrap_or(usize::MAX);
@@ -234,7 +234,8 @@ mod tests {
     #[test]
     fn a_span_divides_an_axis_into_parts_that_meet_once() {
         // Packages of 2 ranks and nodes of 8, as on Frontier.
-        let (mesh, topology) = (mesh(1, 16, 1), Topology { per_package: 2, per_node: Some(8) });
+        let topology = Topology { per_package: 2, per_node: Some(8), nodes_per_pod: None };
+        let mesh = mesh(1, 16, 1);
         let members = |span, dp| {
             mesh.group(Group::Along(Axis::Data, span), Coordinate::of_stage(0).with(Axis::Data, dp), topology)
         };
@@ -256,9 +257,15 @@ mod tests {
         for (pp, dp, tp) in
             (1..=3).flat_map(|pp| (1..=12).flat_map(move |dp| (1..=4).map(move |tp| (pp, dp, tp))))
         {
-            for (per_package, per_node) in [(1, None), (2, Some(4)), (2, Some(8)), (3, Some(6)), (4, Some(4))]
-            {
-                let (mesh, topology) = (mesh(pp, dp, tp), Topology { per_package, per_node });
+            for (per_package, per_node, nodes_per_pod) in [
+                (1, None, None),
+                (2, Some(4), None),
+                (2, Some(8), Some(2)),
+                (3, Some(6), Some(3)),
+                (4, Some(4), None),
+                (1, Some(2), Some(3)),
+            ] {
+                let (mesh, topology) = (mesh(pp, dp, tp), Topology { per_package, per_node, nodes_per_pod });
                 for level in Level::ALL {
                     // By definition: each group of replicas, cut where the unit changes, has parts of one size.
                     let starts =

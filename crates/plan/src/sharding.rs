@@ -268,6 +268,7 @@ mod tests {
                 part(Span::Inside(Level::Package), 2),
                 part(Span::Between(Level::Package, Level::Node), 2),
                 part(Span::Across(Level::Node), 3),
+                None,
             ],
         }
     }

@@ -152,6 +152,7 @@ pub fn link_scenarios(plan: &Plan) -> [Plan; 3] {
 fn with_link_efficiency(plan: &Plan, share: f64) -> Plan {
     let mut plan = plan.clone();
     let links = &mut plan.cluster.links;
+    // A cluster with pods always has their links.
     if links.iter().all(|link| link.level != Level::Cluster) {
         links.push(LinkSpec {
             level: Level::Cluster,
@@ -164,10 +165,7 @@ fn with_link_efficiency(plan: &Plan, share: f64) -> Plan {
             inner_latency: None,
         });
     }
-    links
-        .iter_mut()
-        .filter(|link| link.level == Level::Cluster)
-        .for_each(|link| link.efficiency = Some(share));
+    links.iter_mut().filter(|link| link.level >= Level::Pod).for_each(|link| link.efficiency = Some(share));
     // The share is all that collectives reach, so the framework's own share does not apply on top.
     plan.framework.between_nodes = 1.0;
     plan.framework.replicas_between_nodes = None;

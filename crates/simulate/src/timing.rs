@@ -3,6 +3,7 @@
 use kintsugi_plan::Plan;
 use kintsugi_spec::{ByLevel, Level};
 use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 
 use crate::cost::{CostCache, Costs, DeviceModel, PlanTraces, Sharing, StepBound, Time};
 use crate::graph::{Account, Extent, Graph, Rows, evaluate};
@@ -19,6 +20,7 @@ pub struct Timing {
     /// Waiting for transfers of tensor parallelism.
     pub tensor_s: f64,
     /// Waiting for weights and gradients over the links of each level.
+    #[serde(flatten, serialize_with = "by_level")]
     pub exposed_s: ByLevel<f64>,
     /// Waiting for other stages and their messages.
     pub idle_s: f64,
@@ -26,6 +28,17 @@ pub struct Timing {
     pub fixed_s: f64,
     /// The share of the step in which a stage waits for others.
     pub bubble: f64,
+}
+
+/// Levels that every cluster has are one list. Pods, which few have, follow it.
+fn by_level<S: Serializer>(exposed: &ByLevel<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    let &[package, node, pod, cluster] = exposed;
+    let mut map = serializer.serialize_map(None)?;
+    map.serialize_entry("exposed_s", &[package, node, cluster])?;
+    if pod > 0.0 {
+        map.serialize_entry("exposed_pod_s", &pod)?;
+    }
+    map.end()
 }
 
 impl Timing {

@@ -9,7 +9,7 @@ use crate::{DeviceSpec, EmulatedLinks, Level, LinkSpec, Wire};
 pub struct ClusterSpec {
     /// The preset's name, or `"custom"`.
     pub name: String,
-    /// Which ranks share a package or a node.
+    /// Which ranks share a package, a node or a pod.
     pub topology: Topology,
     /// Number of nodes; `None` if it is unlimited.
     pub nodes: Option<usize>,
@@ -36,34 +36,38 @@ impl ClusterSpec {
     /// How many of `ranks` ranks share the cores of a machine: those of a node, or all of them if links between nodes are emulated.
     /// One machine runs all nodes then.
     pub fn ranks_of_machine(&self, ranks: usize) -> usize {
-        let one_machine = self.emulated[Level::Cluster].is_some();
+        let one_machine = [Level::Pod, Level::Cluster].iter().any(|&level| self.emulated[level].is_some());
         self.topology.per_node.filter(|_| !one_machine).map_or(ranks, |n| n.min(ranks))
     }
 }
 
-/// How many ranks share a package and a node. This decides the level between any two ranks.
+/// How many ranks share a package, a node and a pod. This decides the level between any two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Topology {
     /// Ranks in one package; 1 if packages do not matter.
     pub per_package: usize,
     /// Ranks in one node; `None` if all ranks are in one node.
     pub per_node: Option<usize>,
+    /// Nodes in one pod; `None` if there are no pods, and the same links between all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes_per_pod: Option<usize>,
 }
 
 impl Topology {
     /// Every rank in one node: a laptop, a workstation, ranks as threads.
-    pub const ONE_NODE: Topology = Topology { per_package: 1, per_node: None };
+    pub const ONE_NODE: Topology = Topology { per_package: 1, per_node: None, nodes_per_pod: None };
 
-    /// Ranks in one package, node or cluster; `None` if it contains all.
+    /// Ranks in one package, node, pod or cluster; `None` if it contains all. Without pods every node is one of its own.
     pub fn ranks_inside(&self, level: Level) -> Option<usize> {
         match level {
             Level::Package => Some(self.per_package),
             Level::Node => self.per_node,
+            Level::Pod => self.per_node.map(|ranks| ranks * self.nodes_per_pod.unwrap_or(1)),
             Level::Cluster => None,
         }
     }
 
-    /// The package, node or cluster that contains a rank, by its number.
+    /// The package, node, pod or cluster that contains a rank, by its number.
     pub fn unit(&self, level: Level, rank: usize) -> usize {
         self.ranks_inside(level).map_or(0, |ranks| rank / ranks)
     }

@@ -54,9 +54,9 @@ impl Axis {
 pub enum Span {
     /// All ranks of the axis.
     All,
-    /// The ranks inside one package or node.
+    /// The ranks inside one package, node or pod.
     Inside(Level),
-    /// One rank of every package or node: those at the same place in it.
+    /// One rank of every package, node or pod: those at the same place in it.
     Across(Level),
     /// One rank of every inner unit inside one outer unit, as in "one rank of every package of a node".
     Between(Level, Level),

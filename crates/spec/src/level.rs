@@ -12,6 +12,8 @@ pub enum Level {
     Package,
     /// Devices of one node.
     Node,
+    /// Nodes of one pod: a leaf switch, a rail group, a dragonfly group.
+    Pod,
     /// Nodes of the cluster.
     Cluster,
 }
@@ -35,13 +37,14 @@ impl<T> IndexMut<Level> for ByLevel<T> {
 
 impl Level {
     /// Every level, innermost first.
-    pub const ALL: [Level; 3] = [Level::Package, Level::Node, Level::Cluster];
+    pub const ALL: [Level; 4] = [Level::Package, Level::Node, Level::Pod, Level::Cluster];
 
     /// The name used in configurations and outputs.
     pub fn name(self) -> &'static str {
         match self {
             Level::Package => "package",
             Level::Node => "node",
+            Level::Pod => "pod",
             Level::Cluster => "cluster",
         }
     }

@@ -35,6 +35,7 @@ fn parts(winner: (&Plan, &Timing), loser: (&Plan, &Timing)) -> Vec<(f64, &'stati
         (slow.tensor_s - fast.tensor_s, "tensor-parallel communication"),
         exposed(Level::Package, "waiting for weights and gradients in the package"),
         exposed(Level::Node, "waiting for weights and gradients in the node"),
+        exposed(Level::Pod, "waiting for weights and gradients in the pod"),
         exposed(Level::Cluster, "waiting for weights and gradients across nodes"),
         (slow.idle_s - fast.idle_s, "larger bubble"),
     ]
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_largest_difference_comes_first() {
-        let slow = Timing { step_s: 11.0, idle_s: 1.3, exposed_s: [0.0, 0.0, 0.7], ..FAST };
+        let slow = Timing { step_s: 11.0, idle_s: 1.3, exposed_s: [0.0, 0.0, 0.0, 0.7], ..FAST };
         assert_eq!(told(slow), "waiting for weights and gradients across nodes +7.0 %, larger bubble +3.0 %");
         let slow = Timing { step_s: 10.5, compute_s: 8.6, idle_s: 0.9, ..FAST };
         assert_eq!(told(slow), "less efficient kernels +6.0 %");

@@ -186,7 +186,7 @@ fn splits(layers: usize, pp: usize, chunks: usize, head: f64) -> Vec<LayerSplit>
 /// codes, too, unless the profile of a framework is planned. Placements that need more memory and move no less are left out, as
 /// states over a part of the replicas with weights and gradients whole.
 fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
-    let (package, node, cluster) = (Some(Level::Package), Some(Level::Node), Some(Level::Cluster));
+    let [package, node, pod, cluster] = Level::ALL.map(Some);
     let zero =
         [[None, None, None], [None, None, cluster], [None, cluster, cluster], [cluster, cluster, cluster]];
     let zero = zero.into_iter().flat_map(|[weights, gradients, states]| {
@@ -197,7 +197,15 @@ fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
             ..choice
         })
     });
-    let by_level = [[node, node, node], [package, node, cluster], [node, node, cluster]];
+    // Without pods those over pods are refused, and left out.
+    let by_level = [
+        [node, node, node],
+        [package, node, cluster],
+        [node, node, cluster],
+        [pod, pod, pod],
+        [pod, pod, cluster],
+        [node, pod, cluster],
+    ];
     let by_level = by_level.into_iter().flat_map(|[weights, gradients, states]| {
         let choice = ShardingChoice { weights, gradients, states, ..ShardingChoice::NONE };
         [When::MicroBatch, When::Step].map(|when| ShardingChoice { gather: when, reduce: when, ..choice })

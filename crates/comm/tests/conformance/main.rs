@@ -29,11 +29,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Set in the processes that a test starts.
 const PROCESS: &str = "KINTSUGI_CONFORMANCE_PROCESS";
 
-/// Packages of two ranks and nodes of four, so that messages cross every level.
-const TOPOLOGY: Topology = Topology { per_package: 2, per_node: Some(4) };
+/// Packages, nodes and pods of two, so that messages cross every level.
+const TOPOLOGY: Topology = Topology { per_package: 1, per_node: Some(2), nodes_per_pod: Some(2) };
 
 /// Links that delay every transfer a little.
-const LINKS: EmulatedLinks = [None, Some(LINK), Some(LINK)];
+const LINKS: EmulatedLinks = [None, Some(LINK), Some(LINK), Some(LINK)];
 const LINK: EmulatedLink = EmulatedLink { bandwidth: 1e9, latency: 2e-5 };
 
 /// No link is emulated.

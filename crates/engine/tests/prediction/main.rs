@@ -81,6 +81,8 @@ impl Choices {
                 "per_package = 2\nper_node = 4",
                 "per_package = 2\nper_node = 4",
                 "per_package = 4\nper_node = 8",
+                "per_package = 2\nper_node = 4\nnodes_per_pod = 2",
+                "per_node = 2\nnodes_per_pod = 4",
             ]),
             self.of(&["0", "1"]),
             self.of(&["true", "false"]),
@@ -101,7 +103,7 @@ impl Choices {
                 self.of(&["mics", "zero++", "zero++\"\nsecondary_use = \"backward", "three-level"])
             ),
             _ => {
-                let mut level = || self.of(&["none", "package", "node", "cluster"]);
+                let mut level = || self.of(&["none", "package", "node", "pod", "cluster"]);
                 let (weights, gradients, states) = (level(), level(), level());
                 let secondary = if weights == "none" { "none" } else { level() };
                 let secondary_use = self.of(&["all", "backward"]);

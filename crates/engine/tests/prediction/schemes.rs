@@ -52,7 +52,9 @@ impl Machine {
         }
         let operations =
             [Operation::AllGather, Operation::ReduceScatter, Operation::AllToAll, Operation::AllReduce];
-        operations.map(|operation| Level::ALL.map(|level| traffic.get(level, operation)))
+        // These machines have no pods.
+        let levels = [Level::Package, Level::Node, Level::Cluster];
+        operations.map(|operation| levels.map(|level| traffic.get(level, operation)))
     }
 
     /// Bytes by level of all rings of a collective that makes pieces of `bytes` whole, or sums and scatters them, over

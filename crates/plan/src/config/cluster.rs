@@ -19,6 +19,7 @@ type Check = fn(&str, f64) -> Result<f64, ConfigError>;
 pub(super) fn preset(given: &RawCluster) -> Option<&str> {
     let described = given.per_package.is_some()
         || given.per_node.is_some()
+        || given.nodes_per_pod.is_some()
         || given.device.is_some()
         || given.cores.is_some()
         || given.links.is_some()
@@ -41,7 +42,7 @@ pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
         topology,
         nodes,
         device,
-        links: links(raw)?,
+        links: links(raw, topology)?,
         graph: graph(raw, topology)?,
         emulated: emulated(raw)?,
         cores,
@@ -56,7 +57,12 @@ fn topology(raw: &RawCluster) -> Result<Topology, ConfigError> {
         let rule = format!("is not a multiple of cluster.per_package = {per_package}");
         return Err(invalid("cluster.per_node", per_node, rule));
     }
-    Ok(Topology { per_package, per_node })
+    let nodes_per_pod = raw.nodes_per_pod()?;
+    if let Some(nodes) = nodes_per_pod.filter(|_| per_node.is_none()) {
+        let rule = "needs cluster.per_node; without it all ranks are in one node";
+        return Err(invalid("cluster.nodes_per_pod", nodes, rule));
+    }
+    Ok(Topology { per_package, per_node, nodes_per_pod })
 }
 
 fn nodes(
@@ -170,11 +176,33 @@ fn graph(raw: &RawCluster, topology: Topology) -> Result<Vec<Wire>, ConfigError>
     Ok(wires)
 }
 
-fn links(raw: &RawCluster) -> Result<Vec<LinkSpec>, ConfigError> {
-    let Some(links) = &raw.links else { return Ok(Vec::new()) };
-    let levels = [&links.package, &links.node, &links.cluster];
-    let given = Level::ALL.into_iter().zip(levels).filter_map(|(level, raw)| Some((level, raw.as_ref()?)));
+fn links(raw: &RawCluster, topology: Topology) -> Result<Vec<LinkSpec>, ConfigError> {
+    let links = raw.links.clone().unwrap_or_default();
+    let pod = if topology.nodes_per_pod.is_some() {
+        Some(pod_link(links.pod.as_ref(), links.cluster.as_ref()))
+    } else {
+        links.pod
+    };
+    let levels = [links.package, links.node, pod, links.cluster];
+    let given = Level::ALL.into_iter().zip(&levels).filter_map(|(level, raw)| Some((level, raw.as_ref()?)));
     given.map(|(level, raw)| link(level, raw)).collect()
+}
+
+/// The links of pods: what is not given is as between pods.
+fn pod_link(pod: Option<&RawLink>, cluster: Option<&RawLink>) -> RawLink {
+    fn of<T>(links: [Option<&RawLink>; 2], figure: impl Fn(&RawLink) -> Option<T>) -> Option<T> {
+        links.into_iter().flatten().find_map(figure)
+    }
+    let links = [pod, cluster];
+    RawLink {
+        bandwidth: of(links, |link| link.bandwidth),
+        latency: of(links, |link| link.latency),
+        inner_latency: of(links, |link| link.inner_latency),
+        efficiency: of(links, |link| link.efficiency),
+        start: of(links, |link| link.start),
+        short: of(links, |link| link.short),
+        rings: of(links, |link| link.rings),
+    }
 }
 
 fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
@@ -200,7 +228,8 @@ fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
 fn emulated(raw: &RawCluster) -> Result<EmulatedLinks, ConfigError> {
     let mut emulated = EmulatedLinks::default();
     let Some(links) = &raw.emulated else { return Ok(emulated) };
-    for (level, raw) in Level::ALL.into_iter().zip([&links.package, &links.node, &links.cluster]) {
+    for (level, raw) in Level::ALL.into_iter().zip([&links.package, &links.node, &links.pod, &links.cluster])
+    {
         emulated[level] = raw.as_ref().map(|raw| emulated_link(level, raw)).transpose()?;
     }
     Ok(emulated)

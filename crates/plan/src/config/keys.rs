@@ -158,13 +158,13 @@ table! {
         preset: ShardPreset, else "none";
         /// what is sharded over all replicas: 0 nothing, 1 states, 2 also gradients, 3 also weights
         zero: usize, default 0, in 0..=3;
-        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level to shard weights over; not over more replicas than
+        /// `"none"`, `"package"`, `"node"`, `"pod"`, `"cluster"`: the level to shard weights over; not over more replicas than
         /// gradients
         weights: ShardLevel, else "what `preset` or `zero` means";
-        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level to shard gradients over; not over more replicas than
+        /// `"none"`, `"package"`, `"node"`, `"pod"`, `"cluster"`: the level to shard gradients over; not over more replicas than
         /// states
         gradients: ShardLevel, else "what `preset` or `zero` means";
-        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level to shard optimizer states over
+        /// `"none"`, `"package"`, `"node"`, `"pod"`, `"cluster"`: the level to shard optimizer states over
         states: ShardLevel, else "what `preset` or `zero` means";
         /// `"step"` gathers sharded weights once a step and keeps them
         gather: When, default When::MicroBatch;
@@ -179,7 +179,7 @@ table! {
         quantize_gradients: Quantize, else "`\"int4\"` with the presets `\"zero++\"` and `\"three-level\"`, else `\"none\"`";
         /// a power of two from 32 to 4096: quantised numbers that share a scale. Shards are whole blocks
         quantize_block: usize, default 256, in 32..=4096;
-        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level of a secondary shard of the weights, which later
+        /// `"none"`, `"package"`, `"node"`, `"pod"`, `"cluster"`: the level of a secondary shard of the weights, which later
         /// gathers of a step start from; needs sharded weights
         secondary: ShardLevel, else "what `preset` means, else `\"none\"`";
         /// `"all"`, `"backward"`: which gathers start from the secondary shard: all but the first of a step, or only those
@@ -279,6 +279,8 @@ table! {
         per_package: usize, default 1, in 1..=1 << 10;
         /// ranks that share a node
         per_node: usize, else "all ranks", in 1..=1 << 10;
+        /// nodes that share a pod: a leaf switch, a rail group, a dragonfly group. Needs `per_node`
+        nodes_per_pod: usize, else "none", in 1..=1 << 20;
         /// cores of a node that its ranks share, if ranks are threads, or of the one machine that runs all nodes if
         /// links between them are emulated; `calibrate` writes it
         cores: usize, else "none", in 1..=1 << 16;
@@ -296,13 +298,14 @@ table! {
     RawLinks in "cluster.links" {
         package: RawLink;
         node: RawLink;
+        pod: RawLink;
         cluster: RawLink;
     }
 }
 
 table! {
     RawLink in "cluster.links" {
-        /// bytes/s
+        /// bytes/s. A key that `pod` does not have is that of `cluster`
         bandwidth: f64, else "20 GB/s in a node, 10 GB/s between";
         /// seconds from one rank to the next
         latency: f64, else "2 µs, 8 µs";
@@ -323,6 +326,7 @@ table! {
     RawEmulatedLinks in "cluster.emulated" {
         package: RawEmulatedLink;
         node: RawEmulatedLink;
+        pod: RawEmulatedLink;
         cluster: RawEmulatedLink;
     }
 }

@@ -130,6 +130,9 @@ impl Levels {
 /// If tp fills the level, the number is 1, the same as no sharding.
 fn shards(field: &str, level: ShardLevel, mesh: Mesh, topology: Topology) -> Result<usize, ConfigError> {
     let Some(links) = level.level() else { return Ok(1) };
+    if links == Level::Pod && topology.nodes_per_pod.is_none() {
+        return Err(invalid(field, level, "needs cluster.nodes_per_pod, the nodes that share a pod"));
+    }
     mesh.replicas_inside(links, topology).ok_or_else(|| {
         let rule = format!(
             "divides the data-parallel axis of {} ranks unevenly: not every {} has as many of them; use \"none\" or \

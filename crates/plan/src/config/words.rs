@@ -29,6 +29,7 @@ pub(crate) enum ShardLevel {
     None,
     Package,
     Node,
+    Pod,
     Cluster,
 }
 
@@ -101,6 +102,7 @@ impl ShardLevel {
             ShardLevel::None => None,
             ShardLevel::Package => Some(Level::Package),
             ShardLevel::Node => Some(Level::Node),
+            ShardLevel::Pod => Some(Level::Pod),
             ShardLevel::Cluster => Some(Level::Cluster),
         }
     }
@@ -116,6 +118,7 @@ impl From<Level> for ShardLevel {
         match level {
             Level::Package => ShardLevel::Package,
             Level::Node => ShardLevel::Node,
+            Level::Pod => ShardLevel::Pod,
             Level::Cluster => ShardLevel::Cluster,
         }
     }

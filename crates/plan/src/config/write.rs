@@ -126,18 +126,21 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
         nodes: cluster.nodes,
         per_package: Some(cluster.topology.per_package),
         per_node: cluster.topology.per_node,
+        nodes_per_pod: cluster.topology.nodes_per_pod,
         cores: cluster.cores,
         price: cluster.price,
         device: Some(cluster.device.clone()),
         links: Some(RawLinks {
             package: link(Level::Package),
             node: link(Level::Node),
+            pod: link(Level::Pod),
             cluster: link(Level::Cluster),
         }),
         graph: Some(cluster.graph.clone()),
         emulated: Some(RawEmulatedLinks {
             package: emulated(Level::Package),
             node: emulated(Level::Node),
+            pod: emulated(Level::Pod),
             cluster: emulated(Level::Cluster),
         }),
     }

@@ -60,6 +60,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("cluster.nodes", &NUMBERS),
     ("cluster.per_node", &NUMBERS),
     ("cluster.per_package", &NUMBERS),
+    ("cluster.nodes_per_pod", &NUMBERS),
     ("run.steps", &NUMBERS),
     ("run.eval_tokens", &NUMBERS),
     ("run.max_skipped", &NUMBERS),

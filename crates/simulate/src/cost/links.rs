@@ -5,6 +5,9 @@
 //! around the whole ring: it takes a hop to every other rank, inside nodes and between them. So a ring of hundreds of ranks
 //! is slow for small parts, whatever its links.
 //!
+//! The ranks of a pod share its links to other pods. A ring has the share of its own ranks in the pod, divided by how often it
+//! leaves the pod.
+//!
 //! Ranks on CPUs run one ring, so between nodes a group has the bandwidth of one link. Emulated links make a transfer longer. Its
 //! ranks copy the data meanwhile, which takes the time of the transfer without emulation.
 
@@ -59,11 +62,15 @@ struct Speed {
 struct GroupLinks {
     ranks: usize,
     nodes: usize,
+    /// Pods, or nodes if there are no pods.
+    pods: usize,
     level: Level,
     /// Of a ring.
     bandwidth: f64,
     /// Of what one rank sends over the outermost level.
     per_rank: f64,
+    /// If it is in several pods: what one rank sends inside its pod, and the fewest ranks in a pod.
+    pod: Option<(f64, usize)>,
     /// Whether no wires close a ring. An all-reduce then goes along a chain of wires and back, both at once.
     chain: bool,
 }
@@ -92,6 +99,7 @@ impl Links {
             if group.nodes > 1 && group.nodes < ranks {
                 group.bandwidth *= share;
                 group.per_rank *= share;
+                group.pod = group.pod.map(|(bandwidth, fewest)| (bandwidth * share, fewest));
             }
             group
         };
@@ -221,9 +229,9 @@ impl Links {
 
     /// Seconds of the hops of a part around the ring.
     fn hops(&self, group: GroupLinks) -> f64 {
-        let (n, nodes) = (group.ranks as f64, group.nodes as f64);
-        let outer = self.levels[Level::Cluster].latency;
-        self.inner(group) * (n - nodes) + outer * (nodes - 1.0)
+        let (n, nodes, pods) = (group.ranks as f64, group.nodes as f64, group.pods as f64);
+        let [pod, outer] = [Level::Pod, Level::Cluster].map(|level| self.levels[level].latency);
+        self.inner(group) * (n - nodes) + pod * (nodes - pods) + outer * (pods - 1.0)
     }
 
     /// Seconds of a hop of a ring inside a node.
@@ -237,14 +245,23 @@ impl Links {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
         let (chunk, here) = (bytes / 2.0 / n, n / nodes);
         let bandwidth = if group.nodes == 1 { group.bandwidth } else { self.levels[Level::Node].bandwidth };
-        let (inside, outside) = ((here - 1.0) * chunk / bandwidth, (n - here) * chunk / group.per_rank);
+        let inside = (here - 1.0) * chunk / bandwidth;
+        let outside = match group.pod {
+            None => (n - here) * chunk / group.per_rank,
+            Some((bandwidth, in_pod)) => {
+                let near = (n - here) * chunk / bandwidth;
+                near.max((n - in_pod as f64) * chunk / group.per_rank)
+            }
+        };
         inside.max(outside) + self.levels[group.level].latency
     }
 
     /// Seconds of one phase over a tree.
     fn tree(&self, group: GroupLinks, bytes: f64) -> f64 {
-        let outer = self.levels[Level::Cluster].latency;
-        bytes / group.bandwidth + self.inside_a_node(group) + outer * (group.nodes as f64).log2().ceil()
+        let (nodes, pods) = (group.nodes as f64, group.pods as f64);
+        let [pod, outer] = [Level::Pod, Level::Cluster].map(|level| self.levels[level].latency);
+        let hops = pod * (nodes / pods).log2().ceil() + outer * pods.log2().ceil();
+        bytes / group.bandwidth + self.inside_a_node(group) + hops
     }
 
     /// Seconds of the hops inside a node.
@@ -316,7 +333,8 @@ fn local_rate(cluster: &ClusterSpec) -> f64 {
 
 /// The spans that divide the data-parallel axis evenly, with their ranks and the replicas from one of these to the next.
 fn data_spans(mesh: Mesh, topology: Topology) -> Vec<(Span, usize, usize)> {
-    let inside = |level| mesh.replicas_inside(level, topology);
+    let exists = |level: &Level| *level != Level::Pod || topology.nodes_per_pod.is_some();
+    let inside = |level| mesh.replicas_inside(level, topology).filter(|_| exists(&level));
     // A cluster contains all ranks, so nothing is across clusters.
     let [levels @ .., Level::Cluster] = &Level::ALL else {
         unreachable!("the cluster is the outermost level")
@@ -336,7 +354,7 @@ fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
     let link = cluster.link(level);
     let (bandwidth, latency, start) = match level {
         Level::Package | Level::Node => (DEFAULT_NODE, 2e-6, 10e-6),
-        Level::Cluster => (DEFAULT_CLUSTER, 8e-6, 20e-6),
+        Level::Pod | Level::Cluster => (DEFAULT_CLUSTER, 8e-6, 20e-6),
     };
     let or = |of: fn(&LinkSpec) -> Option<f64>, default| link.and_then(of).unwrap_or(default);
     Speed {
@@ -368,9 +386,9 @@ fn emulated_cluster(cluster: &ClusterSpec) -> ClusterSpec {
 const DEFAULT_NODE: f64 = 20e9;
 const DEFAULT_CLUSTER: f64 = 10e9;
 
-/// The number of ranks after which positions in nodes and packages repeat.
+/// The number of ranks after which positions in packages, nodes and pods repeat.
 fn places(topology: Topology) -> usize {
-    topology.per_node.unwrap_or(topology.per_package)
+    topology.ranks_inside(Level::Pod).unwrap_or(topology.per_package)
 }
 
 /// The slowest group of `ranks` ranks that are `stride` apart, if `beside` such groups run at the same time.
@@ -382,40 +400,108 @@ fn group(
     ranks: usize,
     beside: usize,
 ) -> GroupLinks {
-    let per_node = cluster.topology.per_node.unwrap_or(usize::MAX);
+    let topology = cluster.topology;
+    let per_node = topology.per_node.unwrap_or(usize::MAX);
     let span = stride * ranks;
     let first = (0..mesh.ranks()).step_by(span).flat_map(|block| block..block + stride);
     let starts = first.filter(|first| first + (ranks - 1) * stride < mesh.ranks());
-    // Groups that begin at the same position of a node are alike.
-    let starts: BTreeMap<usize, usize> =
-        starts.map(|first| (first % places(cluster.topology), first)).collect();
+    // Groups that begin at the same position of a pod are alike, and of a node if they do not leave it or there are no pods.
+    let has_pods = topology.nodes_per_pod.is_some();
+    let position = |first: usize| {
+        let leaves = has_pods && first / per_node != (first + (ranks - 1) * stride) / per_node;
+        (leaves, first % if leaves { places(topology) } else { per_node.min(places(topology)) })
+    };
+    let starts: BTreeMap<(bool, usize), usize> = starts.map(|first| (position(first), first)).collect();
     let members = |first: usize| -> Vec<usize> { (0..ranks).map(|i| first + i * stride).collect() };
     let one = |first: usize| {
         let first_beside = members(first / span * span);
         let members = members(first);
         let nodes = members.chunk_by(|a, b| a / per_node == b / per_node);
         let (count, fewest) = nodes.fold((0, usize::MAX), |(n, few), node| (n + 1, few.min(node.len())));
-        let level = cluster.topology.level(members[0], members[ranks - 1]);
+        let level = topology.level(members[0], members[ranks - 1]);
         let node = levels[Level::Node].bandwidth;
+        // The adapters of its ranks in a node.
+        let adapters = |level: Level| (fewest as f64 * levels[level].bandwidth).min(node.max(DEFAULT_NODE));
+        let pods = has_pods && level == Level::Cluster;
+        let pods = pods.then(|| PodShares::of(&members, |rank| topology.unit(Level::Pod, rank)));
         let mut chain = false;
-        let bandwidth = match level {
-            Level::Cluster if cluster.cores.is_some() => levels[Level::Cluster].bandwidth,
-            Level::Cluster => (fewest as f64 * levels[Level::Cluster].bandwidth).min(node.max(DEFAULT_NODE)),
-            inner if cluster.graph.is_empty() || ranks < 2 => levels[inner as usize].bandwidth,
-            inner => {
-                let efficiency = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
+        let bandwidth = match (level, &pods) {
+            (Level::Pod | Level::Cluster, None) if cluster.cores.is_some() => levels[level].bandwidth,
+            (Level::Pod | Level::Cluster, None) => adapters(level),
+            (Level::Cluster, Some(_)) if cluster.cores.is_some() => {
+                levels[Level::Cluster].bandwidth.min(levels[Level::Pod].bandwidth)
+            }
+            (Level::Cluster, Some(pods)) => {
+                adapters(Level::Pod).min(pods.ranks_for_each_exit * levels[Level::Cluster].bandwidth)
+            }
+            (Level::Package | Level::Node | Level::Pod, _) if cluster.graph.is_empty() || ranks < 2 => {
+                levels[level].bandwidth
+            }
+            (Level::Package | Level::Node | Level::Pod, _) => {
+                let efficiency = cluster.link(level).and_then(|link| link.efficiency).unwrap_or(0.8);
                 // Groups that run at the same time share their wires. Those of the first group stand for all.
                 let ring = rings::bandwidth(cluster, &first_beside, stride, per_node);
                 chain = ring.is_none();
                 ring.unwrap_or(unwired_bandwidth(cluster)) / beside as f64 * efficiency
             }
         };
-        let shared = if level == Level::Cluster && cluster.cores.is_none() { fewest as f64 } else { 1.0 };
-        GroupLinks { ranks, nodes: count, level, bandwidth, per_rank: bandwidth / shared, chain }
+        let between_nodes = level >= Level::Pod && cluster.cores.is_none();
+        let (per_rank, pod) = match &pods {
+            None => (bandwidth / if between_nodes { fewest as f64 } else { 1.0 }, None),
+            Some(pods) => {
+                let near = if between_nodes {
+                    adapters(Level::Pod) / fewest as f64
+                } else {
+                    levels[Level::Pod].bandwidth
+                };
+                (levels[Level::Cluster].bandwidth.min(near), Some((near, pods.fewest)))
+            }
+        };
+        let pods = pods.map_or(if level == Level::Pod { 1 } else { count }, |pods| pods.runs);
+        GroupLinks { ranks, nodes: count, pods, level, bandwidth, per_rank, pod, chain }
     };
-    let slowest = starts.into_values().map(one).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth));
+    let slowest = starts.into_values().map(one).min_by(|a, b| {
+        let hops = |group: &GroupLinks| if has_pods { (group.pods, group.nodes) } else { (1, 1) };
+        a.bandwidth.total_cmp(&b.bandwidth).then_with(|| hops(b).cmp(&hops(a)))
+    });
     let (level, bandwidth) = (Level::Package, f64::INFINITY);
-    slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level, bandwidth, per_rank: bandwidth, chain: false })
+    slowest.unwrap_or(GroupLinks {
+        ranks,
+        nodes: 1,
+        pods: 1,
+        level,
+        bandwidth,
+        per_rank: bandwidth,
+        pod: None,
+        chain: false,
+    })
+}
+
+/// How the members of a group are spread over pods.
+struct PodShares {
+    /// How often the next member is in another pod, and one.
+    runs: usize,
+    /// The fewest members in a pod.
+    fewest: usize,
+    /// The fewest members in a pod for each time that the ring leaves it.
+    ranks_for_each_exit: f64,
+}
+
+impl PodShares {
+    fn of(members: &[usize], pod: impl Fn(usize) -> usize) -> Self {
+        let mut found: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        let mut runs = 1;
+        for (i, &member) in members.iter().enumerate() {
+            let (here, next) = (pod(member), pod(members[(i + 1) % members.len()]));
+            let (ranks, exits) = found.entry(here).or_default();
+            *ranks += 1;
+            *exits += usize::from(here != next);
+            runs += usize::from(here != next && i + 1 < members.len());
+        }
+        let shares = found.values().map(|&(ranks, exits)| ranks as f64 / exits.max(1) as f64);
+        let fewest = found.values().map(|&(ranks, _)| ranks).min().unwrap_or(1);
+        PodShares { runs, fewest, ranks_for_each_exit: shares.fold(f64::INFINITY, f64::min) }
+    }
 }
 
 /// The bandwidth between two ranks of a node without a direct wire.
@@ -552,6 +638,71 @@ mod tests {
         assert!((time / hops - 1.0).abs() < 1e-6, "{time} {hops}");
         let inside = frontier(1, 1, 8).collective(Group::DATA, Collective::AllGather, 1.0).1;
         assert!((inside / (inner.start + 7.0 * inner.latency) - 1.0).abs() < 1e-6, "{inside}");
+    }
+
+    /// Sixteen nodes of eight ranks in pods of four, with links between pods of a quarter of the bandwidth.
+    fn pods(tp: usize, pp: usize, dp: usize, sets: &[&str]) -> Links {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\nper_node = 8\n[cluster.links]\nnode.bandwidth = 300e9\n\
+                    cluster = { bandwidth = 2e9, latency = 4e-5, efficiency = 1.0 }\n";
+        let pods = ["cluster.nodes_per_pod=4", "cluster.links.pod={ bandwidth = 8e9, latency = 1e-5 }"];
+        let plan = ConfigSource::text(file).sets(pods).sets(sets).plan().expect("a plan");
+        Links::new(&plan.cluster, mesh(tp, pp, dp), &plan.framework)
+    }
+
+    #[test]
+    fn a_ring_has_the_share_of_its_ranks_of_a_pods_links() {
+        // One rank of each node: four of a pod share its links, and one adapter is slower than these.
+        let data = pods(8, 1, 16, &[]).axes[Axis::Data];
+        assert_eq!((data.level, data.nodes, data.pods), (Level::Cluster, 16, 4));
+        assert!((data.bandwidth / 8e9 - 1.0).abs() < 1e-12, "{}", data.bandwidth);
+        // Two nodes of a pod: half of it.
+        let data = pods(8, 8, 2, &["cluster.nodes_per_pod=1"]).axes[Axis::Data];
+        assert_eq!((data.level, data.nodes, data.pods), (Level::Cluster, 2, 2));
+        assert!((data.bandwidth / 2e9 - 1.0).abs() < 1e-12, "{}", data.bandwidth);
+        let inside = pods(8, 4, 4, &[]).axes[Axis::Data];
+        assert_eq!((inside.level, inside.nodes, inside.pods), (Level::Pod, 4, 1));
+        assert!((inside.bandwidth / 8e9 - 1.0).abs() < 1e-12, "{}", inside.bandwidth);
+    }
+
+    #[test]
+    fn hops_between_pods_take_their_own_time() {
+        let links = pods(8, 1, 16, &["cluster.links.cluster.start=0", "cluster.links.pod.start=0"]);
+        let time = links.collective(Group::DATA, Collective::AllGather, 1.0).1;
+        assert!((time / (12.0 * 1e-5 + 3.0 * 4e-5) - 1.0).abs() < 1e-4, "{time}");
+        // Stages of one pod each: messages cross pods.
+        let links = pods(8, 4, 4, &[]);
+        assert_eq!(
+            [links.message(0, 1, 1.0, false).0, links.message(2, 3, 1.0, false).0],
+            [Level::Cluster; 2]
+        );
+        let links = pods(8, 8, 2, &[]);
+        let levels = [0, 1, 2].map(|stage| links.message(stage, stage + 1, 1.0, false).0);
+        assert_eq!(levels, [Level::Pod, Level::Cluster, Level::Pod]);
+    }
+
+    #[test]
+    fn an_all_to_all_sends_what_leaves_the_pod_over_its_links() {
+        let links = pods(1, 1, 128, &["cluster.links.cluster.start=0"]);
+        let time = links.collective(Group::DATA, Collective::AllToAll, 256e9).1;
+        // A chunk has 1 GB. 96 of 128 ranks are in other pods.
+        assert!((time / (96e9 / 2e9 + 4e-5) - 1.0).abs() < 1e-9, "{time}");
+    }
+
+    #[test]
+    fn pods_whose_links_are_not_described_change_no_time() {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
+        let with = |sets: &[&str]| ConfigSource::text(file).sets(sets).plan().expect("a plan");
+        let (without, with) = (with(&[]), with(&["cluster.nodes_per_pod=4"]));
+        for (tp, pp, dp) in [(1, 1, 128), (4, 2, 16), (8, 4, 4), (2, 1, 100), (8, 12, 8)] {
+            let [a, b] =
+                [&without, &with].map(|plan| Links::new(&plan.cluster, mesh(tp, pp, dp), &plan.framework));
+            for collective in [Collective::AllReduce, Collective::AllGather, Collective::AllToAll] {
+                for bytes in [1e3, 1e9] {
+                    let [a, b] = [&a, &b].map(|links| links.collective(Group::DATA, collective, bytes).1);
+                    assert!((a / b - 1.0).abs() < 1e-9 || (a, b) == (0.0, 0.0), "{tp} {pp} {dp} {a} {b}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -499,7 +499,7 @@ mod tests {
         let spans: Vec<_> = spans.nodes.iter().map(|span| (span.start, span.end)).collect();
         // The first sum ends before the second half, so only the second sum is waited for.
         assert_eq!(spans, [(0, 10), (10, 10), (10, 20), (20, 20), (20, 20), (20, 27)]);
-        let exposed = [0, 7, 0];
+        let exposed = Level::ALL.map(|level| if level == Level::Node { 7 } else { 0 });
         assert_eq!(account, Account { end: 27, compute: 20, tensor: 0, exposed, idle: 0 });
     }
 }

@@ -21,7 +21,12 @@ pub fn bases() -> impl Generator<Value = Plan> {
     let overlap = (any::<bool>(), any::<bool>());
     let options = (select(vec!["flash", "plain"]), any::<bool>(), overlap, 0..=3_usize, 0..=1_usize);
     let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
-    let emulated = select(vec!["", "[cluster.emulated.cluster]\nbandwidth = 2e9\nlatency = 3e-4\n"]);
+    let emulated = select(vec![
+        "",
+        "[cluster.emulated.cluster]\nbandwidth = 2e9\nlatency = 3e-4\n",
+        "nodes_per_pod = 2\nlinks.pod.bandwidth = 30e9\n",
+        "nodes_per_pod = 4\nemulated.pod.bandwidth = 4e9\nemulated.cluster.bandwidth = 2e9\n",
+    ]);
     (family, 2..=16_usize, emulated, options, types).prop_map(
         |(
             family,
@@ -60,7 +65,7 @@ fn codes() -> impl Generator<Value = Quantized> {
 pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
     let meshes = (select(vec![1, 2, 4]), 1..=8_usize, select(vec![1, 2, 3, 4, 8, 16]));
     // Numbers of levels, sorted: weights, gradients and states. One in two are over all replicas.
-    let levels = [0..=3_usize, 0..=3, 0..=3, 0..=3];
+    let levels = [0..=4_usize, 0..=4, 0..=4, 0..=4];
     let placement = (any::<bool>(), 0..=3_usize, levels, codes());
     let schedule = select(vec![
         ScheduleKind::GPipe,

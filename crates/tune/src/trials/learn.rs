@@ -186,7 +186,10 @@ impl MachineConstant {
                 }
             }
             MachineConstant::Delay(level) => {
-                let [latency, start] = if level == Level::Cluster { [8e-6, 2e-5] } else { [2e-6, 1e-5] };
+                let [latency, start] = match level {
+                    Level::Package | Level::Node => [2e-6, 1e-5],
+                    Level::Pod | Level::Cluster => [8e-6, 2e-5],
+                };
                 for link in cluster.links.iter_mut().filter(|link| link.level == level) {
                     scale(&mut link.latency, latency);
                     scale(&mut link.start, start);

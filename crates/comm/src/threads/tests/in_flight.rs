@@ -15,7 +15,7 @@ use crate::threads::{ThreadsGroup, ThreadsWorld};
 use crate::{Collective, Communicator, Pending};
 
 /// Packages and nodes of two ranks.
-const TOPOLOGY: Topology = Topology { per_package: 2, per_node: Some(2) };
+const TOPOLOGY: Topology = Topology { per_package: 1, per_node: Some(2), nodes_per_pod: Some(2) };
 
 /// Small integers: sums over six ranks are exact in every type.
 fn value(rank: usize, index: usize) -> f64 {
@@ -174,7 +174,7 @@ proptest! {
         ranks in 1_usize..=6,
         depth in 0_usize..6,
         program in prop::collection::vec(line(), 1..60),
-        links in prop::array::uniform3(prop::option::of(link())),
+        links in prop::array::uniform4(prop::option::of(link())),
     ) {
         play(ranks, depth, &program, links);
     }
@@ -225,7 +225,7 @@ fn a_transfer_finishes_while_a_rank_computes() {
 fn a_transfer_takes_as_long_as_its_emulated_links() {
     let slow = EmulatedLink { bandwidth: 1e6, latency: 5e-3 };
     // Ranks 0 and 1 share a package, and rank 2 is in another node.
-    let world = ThreadsWorld::with_links(TOPOLOGY, 3, HOUR, [None, None, Some(slow)]);
+    let world = ThreadsWorld::with_links(TOPOLOGY, 3, HOUR, [None, None, None, Some(slow)]);
     let begun = Instant::now();
     run(&world, 3, |rank| {
         let group = world.host_group(Group::DATA, &[0, 1, 2], rank);
