@@ -224,8 +224,8 @@ fn a_transfer_finishes_while_a_rank_computes() {
 #[test]
 fn a_transfer_takes_as_long_as_its_emulated_links() {
     let slow = EmulatedLink { bandwidth: 1e6, latency: 5e-3 };
-    // Ranks 0 and 1 share a package, and rank 2 is in another node.
-    let world = ThreadsWorld::with_links(TOPOLOGY, 3, HOUR, [None, None, None, Some(slow)]);
+    // Ranks 0 and 1 share a node, and rank 2 is in another node of the pod.
+    let world = ThreadsWorld::with_links(TOPOLOGY, 3, HOUR, [None, None, Some(slow), None]);
     let begun = Instant::now();
     run(&world, 3, |rank| {
         let group = world.host_group(Group::DATA, &[0, 1, 2], rank);
