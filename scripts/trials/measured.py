@@ -12,6 +12,8 @@ class Bench:
     """Trains one configuration under many settings."""
 
     def __init__(self, kintsugi, work, config, turns, steps, profile=None):
+        # Runs whose bytes by level and operation were compared with those predicted, and the commands of those that differ.
+        self.compared_bytes, self.different_bytes = 0, []
         self.kintsugi, self.work, self.turns, self.steps = os.path.abspath(kintsugi), work, turns, steps
         self.config, self.profile = os.path.join(work, "config.toml"), os.path.join(work, "profile.toml")
         with open(self.config, "w") as file:
@@ -39,6 +41,9 @@ class Bench:
         with open(os.path.join(out, "summary.json")) as file:
             summary = json.load(file)
         traffic = summary["measured"]["comm_bytes"]
+        self.compared_bytes += 1
+        if traffic != summary["predicted"]["comm_bytes"]:
+            self.different_bytes.append(f"bytes are not those predicted: {' '.join(command)}")
         sent = {level: sum(operations.values()) / summary["ranks"] for level, operations in traffic.items()}
         return steps[1:], summary["predicted"]["step_s"], sent
 

@@ -80,7 +80,14 @@ pub fn time_transfers(
     let Arrangement { mesh, topology, connection, links, nccl } = arrangement;
     let world = |library_sums| {
         let options = WorldOptions::for_exchange(mesh.ranks());
-        connection.world(WorldOptions { topology, timeout: TIMEOUT, library_sums, links, nccl, ..options })
+        connection.world(WorldOptions {
+            places: topology.into(),
+            timeout: TIMEOUT,
+            library_sums,
+            links,
+            nccl,
+            ..options
+        })
     };
     let (ours, library) = (world(false), world(true));
     let local: Range<usize> = ours.local_ranks();

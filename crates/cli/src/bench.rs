@@ -168,7 +168,7 @@ fn profile(plan: &Plan, times: &[TransferTime]) -> String {
     let mut text = String::from("# Measured by kintsugi bench comm.\n");
     let level = |group: Group| {
         let members = plan.mesh.group(group, plan.mesh.coordinate(0), plan.cluster.topology);
-        members.iter().map(|&rank| plan.cluster.topology.level(0, rank)).max().unwrap_or(Level::Package)
+        members.iter().map(|&rank| plan.cluster.places().level(0, rank)).max().unwrap_or(Level::Package)
     };
     for wanted in Level::ALL {
         // The largest group that does not leave the level says most about it.

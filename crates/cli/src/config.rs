@@ -29,17 +29,20 @@ pub struct ConfigArguments {
     /// The text of a configuration instead of a file, from a caller of the library.
     #[arg(skip)]
     text: Option<String>,
+    /// The nodes that `kintsugi plan --place` has chosen; overrides cluster.placement
+    #[arg(long, value_name = "FILE.toml")]
+    placement: Option<PathBuf>,
 }
 
 impl ConfigArguments {
     /// The configuration of a file, or the demo, with a profile and values laid over it.
     pub fn new(file: Option<PathBuf>, profile: Option<PathBuf>, sets: Vec<String>) -> Self {
-        ConfigArguments { file, profile, sets, text: None }
+        ConfigArguments { file, profile, sets, text: None, placement: None }
     }
 
     /// The configuration in a text, with values laid over it.
     pub fn of_text(text: String, sets: Vec<String>) -> Self {
-        ConfigArguments { file: None, profile: None, sets, text: Some(text) }
+        ConfigArguments { file: None, profile: None, sets, text: Some(text), placement: None }
     }
 
     /// Whether a file was named.
@@ -79,7 +82,19 @@ impl ConfigArguments {
             (None, Some(text)) => ConfigSource::text(text).named("the configuration"),
             (None, None) => ConfigSource::demo(),
         };
-        Ok(source.sets(&self.sets))
+        let source = source.sets(&self.sets);
+        let Some(path) = &self.placement else { return Ok(source) };
+        let text: toml::Table = toml::from_str(&read_text(path)?).map_err(|error: toml::de::Error| {
+            Failure::mistake(ErrorContext::new(path.display().to_string(), error.message()))
+        })?;
+        let placement = text.get("cluster").and_then(|cluster| cluster.get("placement"));
+        let placement = placement.ok_or_else(|| {
+            let name = path.display();
+            Failure::mistake(format!(
+                "{name} has no table cluster.placement; kintsugi plan --place writes one"
+            ))
+        })?;
+        Ok(source.set(format!("cluster.placement={placement}")))
     }
 
     /// Reads the file, the cluster's profile, and the model of the weights folder that the file names.

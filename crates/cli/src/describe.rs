@@ -29,7 +29,17 @@ pub fn lines(facts: &[Fact]) -> String {
 
 /// The model and the layout.
 pub fn plan(plan: &Plan) -> Vec<Fact> {
-    std::iter::once(model(plan)).chain(layout(plan)).collect()
+    std::iter::once(model(plan)).chain(layout(plan)).chain(placed(plan)).collect()
+}
+
+/// Where the ranks of a plan are, if its nodes were chosen.
+pub fn placed(plan: &Plan) -> Vec<Fact> {
+    let (Some(placement), Some(per_node)) = (&plan.cluster.placement, plan.cluster.topology.per_node) else {
+        return Vec::new();
+    };
+    let lines = kintsugi_placement::describe(placement, plan.mesh.ranks(), per_node);
+    let label = |number| if number == 0 { "placed" } else { "" };
+    lines.into_iter().enumerate().map(|(number, line)| fact(label(number), line)).collect()
 }
 
 /// The model: `demo (gpt), 809 k parameters: 4 layers of width 128, …`.

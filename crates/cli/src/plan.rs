@@ -2,6 +2,7 @@
 
 mod answer;
 mod compare;
+pub mod place;
 mod report;
 mod rows;
 mod search;
@@ -71,6 +72,12 @@ pub struct Arguments {
     /// --plot draws the bytes.
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["check", "draw", "trace", "validate", "reproduce", "search", "scale", "sweep"])]
     compare: Option<compare::Comparison>,
+    /// Chooses nodes of a table, and the order of ranks on them, so that the predicted step is shortest
+    ///
+    /// FILE has a line for each free node with its pod (a leaf switch, a rail group), or what `scontrol show topology` and
+    /// `sinfo` print. --out writes the placement, and a host file beside it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["check", "draw", "trace", "validate", "reproduce", "search", "scale", "sweep", "compare"])]
+    place: Option<PathBuf>,
     /// Writes the predicted schedule for ui.perfetto.dev
     ///
     /// A picture if FILE ends with .svg. In unit time if the speed of the device is unknown.
@@ -101,6 +108,8 @@ Examples:
       every strategy by time and memory
   kintsugi plan run.toml --compare sharding --plot sharding.svg
       what ZeRO, MiCS, ZeRO++ and three levels need and move
+  kintsugi plan run.toml --place nodes.txt --out placement.toml
+      the nodes and the order of ranks that make the step shortest
   kintsugi plan run.toml --draw --out schedule.svg
       the schedule as a picture
   kintsugi plan run.toml --json
@@ -128,6 +137,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(study) = arguments.reproduce {
         return study.write(arguments.search.out.as_deref(), output);
     }
+    if let Some(table) = &arguments.place {
+        let files = [&arguments.search.out, &arguments.rows.plot].map(|path| path.as_deref());
+        return place::run(&arguments.config, table, files, output);
+    }
     if arguments.search.wanted() {
         let plot = arguments.rows.plot.as_deref().map(|path| (path, arguments.rows.figure));
         return search::run(&arguments.search, &arguments.config, plot, output);
@@ -136,7 +149,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return compare::run(&arguments.config, arguments.rows.plot.as_deref(), output);
     }
     if arguments.search.out.is_some() && (!arguments.draw || arguments.rows.wanted()) {
-        let text = "--out takes the best of --search, the picture of --draw or the page of --reproduce: give one of them";
+        let text = "--out takes the best of --search, the picture of --draw, the page of --reproduce or the nodes of --place: give one of them";
         return Err(Failure::mistake(text));
     }
     if arguments.rows.wanted() {

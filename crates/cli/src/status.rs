@@ -14,7 +14,7 @@ use kintsugi_run::{FolderPath, RunFolder, RunState, RunStatus, is_run};
 use kintsugi_spec::{input, units};
 use serde::Serialize;
 
-use crate::describe::{fact, lines};
+use crate::describe::{self, fact, lines};
 use crate::failure::Failure;
 use crate::output::Output;
 use jobs::Job;
@@ -58,6 +58,9 @@ struct Entry {
     run: PathBuf,
     #[serde(flatten)]
     status: Option<RunStatus>,
+    /// Which pods and nodes have which ranks, if they were chosen.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    placed: Vec<String>,
     ended: Option<String>,
     jobs: Vec<Job>,
 }
@@ -66,7 +69,7 @@ struct Entry {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let folder = &arguments.folder;
     if arguments.finished {
-        let is_finished = read(folder).is_some_and(|status| status.state == RunState::Finished);
+        let is_finished = read(folder).is_some_and(|(status, _)| status.state == RunState::Finished);
         return if is_finished { Ok(()) } else { Err(Failure::Shown) };
     }
     if !folder.is_dir() {
@@ -81,10 +84,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let all = jobs::find(&names);
     let entry = |(path, name): (PathBuf, String)| {
         let jobs = jobs::of_run(&all, &name);
-        let status = read(&path);
+        let (status, placed) = read(&path).unzip();
+        let placed = placed.unwrap_or_default();
         let ended = status.as_ref().and_then(|status| ended(status, &jobs, &path));
         let jobs: Vec<Job> = jobs.into_iter().cloned().collect();
-        (status.is_some() || !jobs.is_empty()).then_some(Entry { run: path, status, ended, jobs })
+        (status.is_some() || !jobs.is_empty()).then_some(Entry { run: path, status, placed, ended, jobs })
     };
     let entries: Vec<Entry> = named.into_iter().filter_map(entry).collect();
     let output = Output { json: arguments.json };
@@ -112,9 +116,11 @@ fn folders(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(all)
 }
 
-fn read(folder: &Path) -> Option<RunStatus> {
+/// The status of a run, and where its ranks are.
+fn read(folder: &Path) -> Option<(RunStatus, Vec<String>)> {
     let run = RunFolder::open(folder, String::new()).ok()?;
-    Some(RunStatus::new(&run, folder))
+    let placed = run.plan.as_ref().map(describe::placed).unwrap_or_default();
+    Some((RunStatus::new(&run, folder), placed.into_iter().map(|(_, line)| line).collect()))
 }
 
 /// Why a run has ended, if it has.
@@ -167,7 +173,7 @@ fn last_error(folder: &Path) -> Option<String> {
 }
 
 /// A run and its jobs in lines.
-fn text(Entry { run, status, ended, jobs }: &Entry) -> String {
+fn text(Entry { run, status, placed, ended, jobs }: &Entry) -> String {
     let is_waiting = status.as_ref().is_none_or(|status| status.state != RunState::Running);
     let is_queued = is_waiting && jobs.iter().any(|job| job.state == "PENDING");
     let word = match status.as_ref().map(|status| status.state) {
@@ -190,8 +196,9 @@ fn text(Entry { run, status, ended, jobs }: &Entry) -> String {
         let left = status.left_s.and_then(|left| Duration::try_from_secs_f64(left).ok());
         facts.extend(left.map(|left| fact("left", format!("{} of training", HumanDuration(left)))));
     }
+    facts.extend(placed.iter().map(|line| fact("placed", line)));
     facts.extend(ended.as_ref().map(|ended| fact("ended", ended)));
-    facts.extend(jobs.iter().map(|job| fact("job", describe(job))));
+    facts.extend(jobs.iter().map(|job| fact("job", job_line(job))));
     lines(&facts)
 }
 
@@ -206,7 +213,7 @@ fn progress(status: &RunStatus) -> Option<String> {
     Some(text)
 }
 
-fn describe(job: &Job) -> String {
+fn job_line(job: &Job) -> String {
     let nodes = job.nodes.as_ref().map_or_else(String::new, |nodes| format!(" on {nodes}"));
     let left = job
         .left

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use clap::Args;
 use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, CheckpointInfo, WeightsFolder, device_of_run};
 use kintsugi_comm::Connection;
+use kintsugi_comm::mpi::launched;
 use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
     Event, MemoryChoice, Start, TrainOptions, TrainOutcome, dataset, device, train, with_end_of_document,
@@ -144,6 +145,7 @@ impl PreparedRun {
         arguments: &Arguments,
     ) -> Result<Self, Failure> {
         let plan = with_end_of_document(plan)?;
+        check_node(&plan)?;
         let dataset = dataset(&plan)?;
         let prediction = predict(&plan, device(&plan, connection), Coverage::WholeStep);
         fit::here(&plan, &prediction, connection.ranks_here(plan.mesh.ranks())).map_err(Failure::mistake)?;
@@ -151,6 +153,22 @@ impl PreparedRun {
         let written = arguments.write_batches.as_deref().filter(|_| connection.is_first());
         written.map(check_writable).transpose()?;
         Ok(PreparedRun { plan, notes, dataset, prediction })
+    }
+}
+
+/// Refuses to run on another node than the one that was chosen for this process, if Slurm says which it is.
+fn check_node(plan: &Plan) -> Result<(), Failure> {
+    let (Some(placement), Some(per_node)) = (&plan.cluster.placement, plan.cluster.topology.per_node) else {
+        return Ok(());
+    };
+    let (Some(process), Ok(here)) = (launched(), std::env::var("SLURMD_NODENAME")) else { return Ok(()) };
+    match placement.nodes.get(process.rank / per_node) {
+        Some(node) if process.size > 1 && *node != here => Err(Failure::mistake(format!(
+            "rank {} is on {here}, and cluster.placement has {node} for it; start the job by kintsugi launch --slurm, which asks \
+             for the nodes and their order",
+            process.rank
+        ))),
+        _ => Ok(()),
     }
 }
 

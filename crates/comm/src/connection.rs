@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use kintsugi_gpu::Platform;
-use kintsugi_spec::{EmulatedLinks, Topology};
+use kintsugi_spec::{EmulatedLinks, Places, Topology};
 
 use crate::mpi::{Mpi, MpiWorld};
 use crate::nccl::{self, NcclSettings, NcclWorld, SHARED_GPU_VERSION};
@@ -99,10 +99,10 @@ pub enum NcclConnectError {
 }
 
 /// What a world needs to know of a job.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WorldOptions {
     /// The link level between each pair of ranks.
-    pub topology: Topology,
+    pub places: Places,
     /// Number of ranks.
     pub ranks: usize,
     /// How long a rank waits for another.
@@ -121,7 +121,7 @@ impl WorldOptions {
     /// All processes, to exchange settings. No groups are made, so nobody waits in one.
     pub fn for_exchange(ranks: usize) -> Self {
         WorldOptions {
-            topology: Topology::ONE_NODE,
+            places: Topology::ONE_NODE.into(),
             ranks,
             timeout: Duration::MAX,
             library_sums: false,
@@ -184,15 +184,15 @@ impl Connection {
 
     /// The ranks of a job.
     pub fn world(self, options: WorldOptions) -> Arc<dyn World> {
-        let WorldOptions { topology, ranks, timeout, library_sums, links, nccl, wraps } = options;
+        let WorldOptions { places, ranks, timeout, library_sums, links, nccl, wraps } = options;
         match self {
-            Connection::Threads => Arc::new(ThreadsWorld::with_links(topology, ranks, timeout, links)),
+            Connection::Threads => Arc::new(ThreadsWorld::with_links(places, ranks, timeout, links)),
             Connection::Mpi(process) => {
-                let world = MpiWorld::new(process.mpi, topology, ranks, timeout, library_sums);
+                let world = MpiWorld::new(process.mpi, places, ranks, timeout, library_sums);
                 Arc::new(world.with_links(links))
             }
             Connection::Nccl(process) => {
-                Arc::new(NcclWorld::new(process, topology, ranks, timeout, (nccl, wraps)))
+                Arc::new(NcclWorld::new(process, places, ranks, timeout, (nccl, wraps)))
             }
         }
     }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use kintsugi_spec::{Group, Level, Topology};
+use kintsugi_spec::{Group, Level, Places};
 use kintsugi_tensor::{Buffer, DType};
 
 use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, all_to_all, ring};
@@ -89,8 +89,9 @@ pub fn sent_bytes(
     ranks: usize,
     me: usize,
     member: impl Fn(usize) -> usize,
-    topology: Topology,
+    places: impl Into<Places>,
 ) -> impl Iterator<Item = (Level, Operation, u64)> {
+    let places = places.into();
     // The receivers, as distances from `me`.
     let (distances, elements) = match entry.transfer {
         Transfer::Collective(Collective::AllToAll) => (1..ranks, all_to_all::chunk_len(entry.len, ranks)),
@@ -100,7 +101,7 @@ pub fn sent_bytes(
     };
     let bytes = (elements * entry.dtype.bytes()) as u64;
     distances.map(move |distance| {
-        let level = topology.level(member(me), member((me + distance) % ranks));
+        let level = places.level(member(me), member((me + distance) % ranks));
         (level, entry.operation(), bytes)
     })
 }
@@ -174,6 +175,7 @@ impl Communicator for PaperGroup {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_spec::Topology;
     use kintsugi_tensor::{Arena, Category, Memory};
 
     use super::*;

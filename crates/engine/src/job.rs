@@ -57,7 +57,7 @@ impl Job {
     pub fn world(&self) -> Arc<dyn World> {
         let run = &self.plan.run;
         self.connection.world(WorldOptions {
-            topology: self.plan.cluster.topology,
+            places: self.plan.cluster.places(),
             ranks: self.plan.mesh.ranks(),
             timeout: Duration::from_secs(run.communication_timeout),
             library_sums: !run.deterministic,

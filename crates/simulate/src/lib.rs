@@ -40,5 +40,5 @@ pub use range::{
     uses_links_between_nodes,
 };
 pub use timeline::{OpSpan, Timeline, TransferSpan, bubble};
-pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, time};
+pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, links_of, time};
 pub use transfer::{collective_seconds, message_seconds};

@@ -5,7 +5,7 @@ use kintsugi_spec::{ByLevel, Level};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::cost::{CostCache, Costs, DeviceModel, PlanTraces, Sharing, StepBound, Time};
+use crate::cost::{CostCache, Costs, DeviceModel, Links, PlanTraces, Sharing, StepBound, Time};
 use crate::graph::{Account, Extent, Graph, Rows, evaluate};
 use crate::keys::ProgramKey;
 use crate::structure::short_step;
@@ -84,6 +84,11 @@ impl<'a> StepTimer<'a> {
     pub fn time_compiled(&self, plan: &Plan, step: &CompiledStep) -> Timing {
         step.time(plan, &self.costs.of(plan))
     }
+}
+
+/// What the time of a plan depends on of its placement, as text: two placements of a plan with the same text take as long.
+pub fn links_of(plan: &Plan) -> String {
+    Links::new(&plan.cluster, plan.mesh, &plan.framework).signature()
 }
 
 /// The graph and the traces of a step, for plans that differ only in the constants of their cluster and framework.

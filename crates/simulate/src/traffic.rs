@@ -11,6 +11,7 @@ use crate::predict::Counts;
 pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
     let mut traffic = Traffic::default();
     let (links, topology) = (Links::new(&plan.cluster, plan.mesh, &plan.framework), plan.cluster.topology);
+    let places = plan.cluster.places();
     for rank in 0..plan.mesh.ranks() {
         let at = plan.mesh.coordinate(rank);
         let sent = stages[at.pp()].iter().flat_map(|&(entry, count)| {
@@ -22,7 +23,7 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
             let member = |i| plan.mesh.group_member(entry.group, at, i, topology);
             match algorithm(&links, entry) {
                 Algorithm::Ring => {
-                    for (level, operation, bytes) in sent_bytes(entry, ranks, me, member, topology) {
+                    for (level, operation, bytes) in sent_bytes(entry, ranks, me, member, places.clone()) {
                         traffic.add(level, operation, count * bytes);
                     }
                 }
@@ -30,7 +31,7 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
                 Algorithm::Tree if me == 0 => {
                     let bytes = 2 * (entry.len * entry.dtype.bytes()) as u64;
                     for (a, b) in tree(ranks, |i| topology.per_node.map_or(0, |n| member(i) / n)) {
-                        let level = topology.level(member(a), member(b));
+                        let level = places.level(member(a), member(b));
                         traffic.add(level, Operation::AllReduce, count * bytes);
                     }
                 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceSpec, EmulatedLinks, Level, LinkSpec, Wire};
+use crate::{DeviceSpec, EmulatedLinks, Level, LinkSpec, Placement, Places, Wire};
 
 /// A cluster: its nodes, its devices and its links.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,12 +25,33 @@ pub struct ClusterSpec {
     pub cores: Option<usize>,
     /// Price of one rank for one hour.
     pub price: Option<f64>,
+    /// The nodes of the run, if they were chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
 }
 
 impl ClusterSpec {
     /// The links of a level, if they are described.
     pub fn link(&self, level: Level) -> Option<&LinkSpec> {
         self.links.iter().find(|link| link.level == level)
+    }
+
+    /// Where the ranks are.
+    pub fn places(&self) -> Places {
+        Places::new(self.topology, self.placement.as_ref())
+    }
+
+    /// The same cluster with chosen nodes. Their pods have the links of the cluster unless pods are described.
+    #[must_use]
+    pub fn placed(&self, placement: Placement) -> ClusterSpec {
+        let mut cluster = ClusterSpec { placement: Some(placement), ..self.clone() };
+        if cluster.link(Level::Pod).is_none()
+            && let Some(outer) = cluster.link(Level::Cluster)
+        {
+            let link = LinkSpec { level: Level::Pod, ..outer.clone() };
+            cluster.links.push(link);
+        }
+        cluster
     }
 
     /// How many of `ranks` ranks share the cores of a machine: those of a node, or all of them if links between nodes are emulated.

@@ -7,19 +7,24 @@ mod submit;
 use std::ffi::{OsStr, OsString};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kintsugi_checkpoint::CheckpointFolder;
 use kintsugi_comm::mpi::{Abi, Mpi};
+use kintsugi_placement::compressed;
 use kintsugi_plan::{Plan, Resume, Transport};
 
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
+use crate::plan::place;
 use crate::status::{job_name, whole_path};
 use crate::train;
-use script::Job;
+use script::{Hosts, Job};
 use site::Site;
+
+/// The file in a run's folder with the nodes of its job.
+const PLACEMENT: &str = "placement.toml";
 
 /// The arguments of jobs.
 #[derive(Args)]
@@ -45,6 +50,9 @@ pub struct SlurmArguments {
     /// Submits N jobs, of which each continues the run of the one before; when the run has finished, the rest is cancelled
     #[arg(long, value_name = "N", requires = "slurm", value_parser = clap::value_parser!(u32).range(1..=1000))]
     chain: Option<u32>,
+    /// Chooses nodes of this table and the order of ranks on them, as kintsugi plan --place does, and asks for these nodes
+    #[arg(long, value_name = "FILE", requires = "slurm")]
+    place: Option<PathBuf>,
 }
 
 impl SlurmArguments {
@@ -62,8 +70,11 @@ pub fn run(
     train: &train::Arguments,
     command: &[OsString],
 ) -> Result<(), Failure> {
-    let plan = train.plan()?;
+    let mut plan = train.plan()?;
     check(&plan)?;
+    if let Some(table) = &arguments.place {
+        plan = place::placed(&plan, table)?.plan;
+    }
     let site = Site::find(arguments.site.as_deref(), &plan)?.with(&[
         ("account", arguments.account.as_ref()),
         ("partition", arguments.partition.as_ref()),
@@ -73,7 +84,12 @@ pub fn run(
     let here = |error| Failure::run(ErrorContext::new("cannot find the folder of the job", error));
     let (working, program) = (std::env::current_dir().map_err(here)?, std::env::current_exe().map_err(here)?);
     let out = whole_path(&plan.run.out).map_err(here)?;
-    let words = words(command, [&working, &out, &program])?;
+    let mut words = words(command, [&working, &out, &program])?;
+    let placement = plan.cluster.placement.as_ref();
+    let file = out.join(PLACEMENT);
+    if placement.is_some() {
+        words.extend(["--placement".to_owned(), file.display().to_string()]);
+    }
     let resumed = resumed(&words);
     let continues = words == resumed || plan.run.resume == Resume::Newest;
     if !continues && !CheckpointFolder::of_run(&out).list()?.is_empty() {
@@ -92,6 +108,8 @@ pub fn run(
         mpi: &mpi,
         mesh: plan.mesh,
         nodes,
+        hosts: placement
+            .map(|placement| Hosts { list: compressed(&placement.nodes), file: place::hosts_path(&file) }),
         name: &job_name(&out),
         program: &program,
         working: &working,
@@ -107,6 +125,9 @@ pub fn run(
     // Slurm writes the log there, and does not create the folder.
     let created = DirBuilder::new().recursive(true).mode(0o700).create(&out);
     created.map_err(|error| Failure::file("create", &out, error))?;
+    if let Some(placement) = placement {
+        place::write(&plan, placement, &file)?;
+    }
     let jobs = submit::submit(&script, chain, &site)?;
     let list = jobs.join(", ");
     let noun = if jobs.len() == 1 { "job" } else { "jobs" };
@@ -213,6 +234,7 @@ mod tests {
             mpi: site.mpi.as_deref().unwrap_or("pmix"),
             mesh: plan.mesh,
             nodes,
+            hosts: None,
             name: "kintsugi-a-0123456789",
             program: &PathBuf::from("/opt/kintsugi"),
             working: &PathBuf::from("/home/me/my runs"),

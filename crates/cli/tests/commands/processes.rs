@@ -17,6 +17,16 @@ const LAYOUT: [&str; 3] = ["parallel.tp=1", "parallel.pp=2", "parallel.dp=2"];
 const QUANTIZED: [&str; 5] =
     ["parallel.tp=1", "parallel.pp=1", "parallel.dp=4", "cluster.per_node=2", "sharding.preset=zero++"];
 
+/// Two stages on four nodes of two pods, so that messages and sums cross pods.
+const PLACED: [&str; 6] = [
+    "parallel.tp=1",
+    "parallel.pp=2",
+    "parallel.dp=2",
+    "cluster.per_node=1",
+    "cluster.placement.nodes=[\"n1\", \"n2\", \"n3\", \"n4\"]",
+    "cluster.placement.pods=[\"a\", \"b\", \"b\", \"a\"]",
+];
+
 /// Four ranks in two packages of a node, with codes of weights, of their refresh and of gradients.
 const THREE_LEVELS: [&str; 7] = [
     "parallel.tp=1",
@@ -56,7 +66,7 @@ fn summary(out: &Path) -> Value {
 fn processes_train_what_threads_train_and_resume_their_checkpoints() {
     let [first, second] = LAUNCHERS;
     let cases: [(_, &[&str]); 4] =
-        [(first, &LAYOUT), (second, &LAYOUT), (first, &QUANTIZED), (second, &THREE_LEVELS)];
+        [(first, &LAYOUT), (second, &PLACED), (first, &QUANTIZED), (second, &THREE_LEVELS)];
     for (number, ((need, mpirun), layout)) in cases.into_iter().enumerate() {
         if !has(need, mpirun) {
             continue;

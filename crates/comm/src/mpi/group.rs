@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kintsugi_spec::{Group, Topology};
+use kintsugi_spec::{Group, Places};
 use kintsugi_tensor::{AddressSpace, Backend, Buffer, DType, View};
 
 use super::Mpi;
@@ -29,7 +29,7 @@ pub struct MpiGroup {
     /// This rank's index in the group.
     me: usize,
     communicator: Handle,
-    topology: Topology,
+    places: Places,
     counter: Arc<TrafficCounter>,
     clocks: Arc<LinkClocks>,
     timeout: Duration,
@@ -54,7 +54,7 @@ struct HostCopy {
 /// What all groups of a rank have in common.
 #[derive(Clone)]
 pub(super) struct GroupOptions {
-    pub topology: Topology,
+    pub places: Places,
     pub counter: Arc<TrafficCounter>,
     pub clocks: Arc<LinkClocks>,
     pub timeout: Duration,
@@ -78,7 +78,7 @@ impl MpiGroup {
             let failure = RankFailure::new(mpi.rank, format!("making group {group}"), error.to_string());
             RankFailure { host: Some(mpi.host.clone()), ..failure }
         })?;
-        let GroupOptions { topology, counter, clocks, timeout, library_sums } = options;
+        let GroupOptions { places, counter, clocks, timeout, library_sums } = options;
         let on_device = backend.memory().address_space() == AddressSpace::Device;
         Ok(MpiGroup {
             mpi,
@@ -86,7 +86,7 @@ impl MpiGroup {
             members: members.to_vec(),
             me,
             communicator,
-            topology,
+            places,
             counter,
             clocks,
             timeout,
@@ -109,7 +109,7 @@ impl MpiGroup {
     }
 
     fn link(&self, operation: Operation, to: usize) -> OutgoingLink {
-        let level = self.topology.level(self.members[self.me], self.members[to]);
+        let level = self.places.level(self.members[self.me], self.members[to]);
         OutgoingLink {
             counter: Arc::clone(&self.counter),
             clocks: Arc::clone(&self.clocks),
@@ -127,7 +127,7 @@ impl MpiGroup {
     fn count_library_sum(&self, region: Region) {
         let (ranks, me, collective) = (self.size(), self.me, Collective::AllReduce);
         let bytes = ring::link_elements(collective, region.len(), ranks, me) * region.dtype().bytes();
-        let level = self.topology.level(self.members[me], self.members[(me + 1) % ranks]);
+        let level = self.places.level(self.members[me], self.members[(me + 1) % ranks]);
         self.counter.add(level, collective.operation(), bytes as u64);
     }
 

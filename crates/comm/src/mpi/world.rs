@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kintsugi_spec::{EmulatedLinks, Group, Topology};
+use kintsugi_spec::{EmulatedLinks, Group, Places};
 use kintsugi_tensor::Backend;
 
 use super::Mpi;
@@ -23,11 +23,11 @@ pub struct MpiWorld {
 }
 
 impl MpiWorld {
-    /// A world of the first `ranks` processes. `topology` determines the link level between each pair of them. A rank that
+    /// A world of the first `ranks` processes. `places` determine the link level between each pair of them. A rank that
     /// waits longer than `timeout` for another in a group fails. With `library_sums`, sums of f32 and f64 are the library's own.
     pub fn new(
         mpi: &'static Mpi,
-        topology: Topology,
+        places: impl Into<Places>,
         ranks: usize,
         timeout: Duration,
         library_sums: bool,
@@ -35,7 +35,8 @@ impl MpiWorld {
         assert!(ranks <= mpi.size, "{ranks} ranks of {} processes", mpi.size);
         let counter = Arc::new(TrafficCounter::default());
         let clocks = Arc::new(LinkClocks::new(EmulatedLinks::default()));
-        MpiWorld { mpi, ranks, options: GroupOptions { topology, counter, clocks, timeout, library_sums } }
+        let places = places.into();
+        MpiWorld { mpi, ranks, options: GroupOptions { places, counter, clocks, timeout, library_sums } }
     }
 
     /// The same with transfers that take as long as over other links. The library's own sums cannot be slowed down, so there

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kintsugi_spec::{Group, Topology};
+use kintsugi_spec::{Group, Places};
 use kintsugi_tensor::{Buffer, SideEvent, SideStream, SideTransfer, View};
 
 use super::communicator::{Communicator as NcclCommunicator, StartedTransfer};
@@ -24,7 +24,7 @@ pub struct NcclGroup {
     members: Vec<usize>,
     /// This rank's index in the group.
     me: usize,
-    topology: Topology,
+    places: Places,
     collectives: StreamCommunicator,
     /// The communicators of this rank's messages, in the order of their rounds.
     links: Vec<(MessageLink, StreamCommunicator)>,
@@ -54,7 +54,7 @@ impl NcclGroup {
     pub(super) fn new(
         state: Arc<JobState>,
         (group, members, me): (Group, &[usize], usize),
-        topology: Topology,
+        places: Places,
         collectives: StreamCommunicator,
         links: Vec<(MessageLink, StreamCommunicator)>,
     ) -> Self {
@@ -63,7 +63,7 @@ impl NcclGroup {
             group,
             members: members.to_vec(),
             me,
-            topology,
+            places,
             collectives,
             links,
             started: Cell::new(0),
@@ -119,7 +119,7 @@ impl NcclGroup {
 
     /// Counts bytes that this rank sends to a member.
     fn count(&self, operation: Operation, to: usize, bytes: usize) {
-        let level = self.topology.level(self.members[self.me], self.members[to]);
+        let level = self.places.level(self.members[self.me], self.members[to]);
         self.state.traffic.add(level, operation, bytes as u64);
     }
 
@@ -215,7 +215,9 @@ impl Communicator for NcclGroup {
         let (group, transfer) = (self.group, Transfer::Collective(collective));
         let entry = Entry { group, transfer, len: view.len(), dtype: view.dtype() };
         let mut sent = 0;
-        for (level, operation, bytes) in sent_bytes(entry, ranks, me, |i| self.members[i], self.topology) {
+        for (level, operation, bytes) in
+            sent_bytes(entry, ranks, me, |i| self.members[i], self.places.clone())
+        {
             self.state.traffic.add(level, operation, bytes);
             sent += bytes as usize;
         }

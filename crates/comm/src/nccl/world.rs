@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kintsugi_spec::{Group, Topology};
+use kintsugi_spec::{Group, Places};
 use kintsugi_tensor::{AddressSpace, Backend, Category, DType};
 
 use super::NcclSettings;
@@ -21,7 +21,7 @@ use crate::{Collective, Communicator, RankFailure, Solo, Traffic, World};
 pub struct NcclWorld {
     state: Arc<JobState>,
     process: NcclProcess,
-    topology: Topology,
+    places: Places,
     ranks: usize,
     settings: NcclSettings,
     /// Whether messages also go between the first and the last stage of a pipeline.
@@ -39,11 +39,11 @@ struct Setup {
 }
 
 impl NcclWorld {
-    /// A world of the first `ranks` processes. `topology` determines the link level between each pair of them. A rank that
+    /// A world of the first `ranks` processes. `places` determine the link level between each pair of them. A rank that
     /// waits longer than `timeout` for its GPU fails.
     pub(crate) fn new(
         process: NcclProcess,
-        topology: Topology,
+        places: impl Into<Places>,
         ranks: usize,
         timeout: Duration,
         (settings, wraps): (NcclSettings, bool),
@@ -51,7 +51,8 @@ impl NcclWorld {
         let processes = process.rendezvous.size;
         assert!(ranks <= processes, "{ranks} ranks of {processes} processes");
         let state = JobState::new(process.rendezvous, timeout);
-        NcclWorld { state, process, topology, ranks, settings, wraps, setup: Mutex::default() }
+        let places = places.into();
+        NcclWorld { state, process, places, ranks, settings, wraps, setup: Mutex::default() }
     }
 
     fn me(&self) -> usize {
@@ -142,7 +143,7 @@ impl NcclWorld {
         };
         let (collectives, links) = (make(whole, &group.to_string()), links.into_iter().map(named).collect());
         let parts = (group, members, me);
-        Ok(Some(NcclGroup::new(Arc::clone(&self.state), parts, self.topology, collectives, links)))
+        Ok(Some(NcclGroup::new(Arc::clone(&self.state), parts, self.places.clone(), collectives, links)))
     }
 
     /// Free bytes of this process's GPU, at a moment when no rank allocates.

@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kintsugi_spec::{EmulatedLinks, Group, Topology, work};
+use kintsugi_spec::{EmulatedLinks, Group, Places, work};
 use kintsugi_tensor::{AddressSpace, Backend};
 
 use crate::activity::Activity;
@@ -55,7 +55,7 @@ pub struct ThreadsWorld {
 /// What the ranks share.
 #[derive(Debug)]
 struct WorldState {
-    topology: Topology,
+    places: Places,
     /// Bytes sent by each rank.
     counters: Vec<TrafficCounter>,
     /// The links that each rank sends over.
@@ -70,16 +70,21 @@ struct WorldState {
 }
 
 impl ThreadsWorld {
-    /// A world of `ranks` ranks. `topology` determines the link level between each pair of them. A rank that waits longer than
+    /// A world of `ranks` ranks. `places` determine the link level between each pair of them. A rank that waits longer than
     /// `timeout` for another fails.
-    pub fn new(topology: Topology, ranks: usize, timeout: Duration) -> Self {
-        Self::with_links(topology, ranks, timeout, EmulatedLinks::default())
+    pub fn new(places: impl Into<Places>, ranks: usize, timeout: Duration) -> Self {
+        Self::with_links(places, ranks, timeout, EmulatedLinks::default())
     }
 
     /// The same with transfers that take as long as over other links.
-    pub fn with_links(topology: Topology, ranks: usize, timeout: Duration, links: EmulatedLinks) -> Self {
+    pub fn with_links(
+        places: impl Into<Places>,
+        ranks: usize,
+        timeout: Duration,
+        links: EmulatedLinks,
+    ) -> Self {
         let shared = WorldState {
-            topology,
+            places: places.into(),
             counters: (0..ranks).map(|_| TrafficCounter::default()).collect(),
             links: (0..ranks).map(|_| LinkClocks::new(links)).collect(),
             inboxes: (0..ranks).map(|_| Inbox::default()).collect(),
@@ -201,7 +206,7 @@ impl WorldState {
         bytes: usize,
         ready: Instant,
     ) -> Option<Instant> {
-        let level = self.topology.level(from, to);
+        let level = self.places.level(from, to);
         self.counters[from].add(level, operation, bytes as u64);
         self.links[from].send(level, bytes, ready)
     }

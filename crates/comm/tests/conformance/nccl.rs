@@ -118,8 +118,8 @@ fn a_process_on_nccl() {
     let connection = Connection::nccl(met, &CUDA).unwrap_or_else(|error| panic!("{error}"));
     let options = WorldOptions::for_exchange(met.size);
     let options =
-        WorldOptions { topology: TOPOLOGY, timeout: PATIENCE, nccl: SETTINGS, wraps: true, ..options };
-    let world: Arc<dyn World> = connection.world(options);
+        WorldOptions { places: TOPOLOGY.into(), timeout: PATIENCE, nccl: SETTINGS, wraps: true, ..options };
+    let world: Arc<dyn World> = connection.world(options.clone());
     if part == "memory" {
         check_memory(&*world, connection.gpu(), met.rank);
         println!("rank {}: the memory is right", met.rank);
@@ -127,7 +127,12 @@ fn a_process_on_nccl() {
         let backend = backend(connection.gpu(), BYTES);
         for channels in [1, 2, 4, 8] {
             let nccl = NcclSettings { channels, ..SETTINGS };
-            show_memory(&*connection.world(WorldOptions { nccl, ..options }), channels, &backend, met.rank);
+            show_memory(
+                &*connection.world(WorldOptions { nccl, ..options.clone() }),
+                channels,
+                &backend,
+                met.rank,
+            );
         }
         Rendezvous::finish(false);
         return Rendezvous::close();

@@ -7,6 +7,7 @@ mod generation;
 mod gpu;
 mod hip;
 mod overlapped_steps;
+mod placement;
 mod resume;
 mod training;
 mod transformers;

@@ -1,12 +1,12 @@
 //! The cluster of a configuration: a preset, or one described key by key.
 
 use kintsugi_spec::{
-    AttentionPoint, ClusterSpec, DeviceSpec, EmulatedLink, EmulatedLinks, Level, LinkSpec, ProductPoint,
-    Topology, Wire,
+    AttentionPoint, ClusterSpec, DeviceSpec, EmulatedLink, EmulatedLinks, Level, LinkSpec, Placement,
+    ProductPoint, Topology, Wire,
 };
 
 use super::error::{ConfigError, between, invalid, rate, seconds, share, watts, within};
-use super::keys::{RawCluster, RawEmulatedLink, RawLink};
+use super::keys::{RawCluster, RawEmulatedLink, RawLink, RawPlacement};
 use super::layers::Layers;
 
 /// The name of a cluster that no preset describes.
@@ -37,17 +37,39 @@ pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
     let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
     let device = device(raw)?;
     let cores = raw.cores()?;
+    let placement = placement(raw, topology)?;
     Ok(ClusterSpec {
         name,
         topology,
         nodes,
         device,
-        links: links(raw, topology)?,
+        links: links(raw, topology.nodes_per_pod.is_some() || placement.is_some())?,
         graph: graph(raw, topology)?,
         emulated: emulated(raw)?,
         cores,
         price,
+        placement,
     })
+}
+
+/// The nodes of the run. Whether they are as many as it needs is checked with the mesh.
+fn placement(raw: &RawCluster, topology: Topology) -> Result<Option<Placement>, ConfigError> {
+    let Some(RawPlacement { nodes, pods }) = raw.placement.clone() else { return Ok(None) };
+    let (nodes, pods) = (nodes.unwrap_or_default(), pods.unwrap_or_default());
+    let refused =
+        |rule: String| Err(invalid("cluster.placement.nodes", format!("{} nodes", nodes.len()), rule));
+    if topology.per_node.is_none() {
+        return refused("needs cluster.per_node; without it all ranks are in one node".to_owned());
+    }
+    if nodes.len() != pods.len() {
+        return refused(format!("needs as many in cluster.placement.pods, which has {}", pods.len()));
+    }
+    let mut sorted: Vec<&String> = nodes.iter().collect();
+    sorted.sort_unstable();
+    if let Some((node, _)) = sorted.iter().zip(sorted.iter().skip(1)).find(|(a, b)| a == b) {
+        return refused(format!("has {node} twice"));
+    }
+    Ok(Some(Placement { nodes, pods }))
 }
 
 fn topology(raw: &RawCluster) -> Result<Topology, ConfigError> {
@@ -176,12 +198,12 @@ fn graph(raw: &RawCluster, topology: Topology) -> Result<Vec<Wire>, ConfigError>
     Ok(wires)
 }
 
-fn links(raw: &RawCluster, topology: Topology) -> Result<Vec<LinkSpec>, ConfigError> {
+fn links(raw: &RawCluster, has_pods: bool) -> Result<Vec<LinkSpec>, ConfigError> {
     let links = raw.links.clone().unwrap_or_default();
-    let pod = if topology.nodes_per_pod.is_some() {
+    let pod = if has_pods || links.pod.is_some() {
         Some(pod_link(links.pod.as_ref(), links.cluster.as_ref()))
     } else {
-        links.pod
+        None
     };
     let levels = [links.package, links.node, pod, links.cluster];
     let given = Level::ALL.into_iter().zip(&levels).filter_map(|(level, raw)| Some((level, raw.as_ref()?)));

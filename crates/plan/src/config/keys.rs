@@ -291,6 +291,16 @@ table! {
         /// the wires inside a node of up to 16 ranks: a list of `{ a, b, bandwidth }`
         graph: Vec<Wire>, else "the preset's";
         emulated: RawEmulatedLinks;
+        placement: RawPlacement;
+    }
+}
+
+table! {
+    RawPlacement in "cluster.placement" {
+        /// the nodes of the run in the order of its ranks, as `plan --place` writes them. See [placement](placement.md)
+        nodes: Vec<String>, else "none";
+        /// the pod of each
+        pods: Vec<String>, else "none";
     }
 }
 

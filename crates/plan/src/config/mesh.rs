@@ -32,6 +32,14 @@ pub(super) fn resolve(
         let rule = format!("ranks, more than the {available} of {of}");
         return Err(invalid("parallel.tp · pp · dp", format!("{tp} · {pp} · {dp} = {}", mesh.ranks()), rule));
     }
+    if let (Some(placement), Some(per_node)) = (&cluster.placement, cluster.topology.per_node) {
+        let (nodes, needed) = (placement.nodes.len(), mesh.ranks().div_ceil(per_node));
+        if nodes != needed {
+            let rule =
+                format!("is for another layout: {} ranks are on {needed} nodes of {per_node}", mesh.ranks());
+            return Err(invalid("cluster.placement.nodes", format!("{nodes} nodes"), rule));
+        }
+    }
     Ok(mesh)
 }
 

@@ -1,6 +1,6 @@
 //! Writes a plan as a configuration with every key.
 
-use kintsugi_spec::{ClusterSpec, Level, LinkSpec, ModelSpec, presets};
+use kintsugi_spec::{ClusterSpec, Level, LinkSpec, ModelSpec, Placement, presets};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::Table;
@@ -8,7 +8,7 @@ use toml::Table;
 use super::cluster::CUSTOM;
 use super::keys::{
     RawCluster, RawConfig, RawEmulatedLink, RawEmulatedLinks, RawLink, RawLinks, RawModel, RawOptimizer,
-    RawParallel, RawSharding,
+    RawParallel, RawPlacement, RawSharding,
 };
 use super::words::{Collectives, OptimizerName, Replicas, ShardLevel};
 use crate::{Plan, Sharding, data};
@@ -143,5 +143,9 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
             pod: emulated(Level::Pod),
             cluster: emulated(Level::Cluster),
         }),
+        placement: cluster
+            .placement
+            .clone()
+            .map(|Placement { nodes, pods }| RawPlacement { nodes: Some(nodes), pods: Some(pods) }),
     }
 }

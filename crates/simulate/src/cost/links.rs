@@ -17,7 +17,7 @@ use kintsugi_comm::Collective;
 use kintsugi_plan::{Coordinate, Mesh};
 use kintsugi_spec::{
     Axis, ByAxis, ByLevel, ClusterSpec, EmulatedLink, FrameworkSpec, Group, Hardware, Level, LinkSpec,
-    ShortSpec, Span, Topology,
+    Places, ShortSpec, Span, Topology,
 };
 
 use super::rings;
@@ -25,7 +25,7 @@ use super::rings;
 /// The links of a cluster under a mesh.
 #[derive(Clone, Debug)]
 pub struct Links {
-    topology: Topology,
+    places: Places,
     mesh: Mesh,
     levels: ByLevel<Speed>,
     whole_sums: bool,
@@ -94,8 +94,9 @@ impl Links {
 
     fn of(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
         let levels = Level::ALL.map(|level| speed(cluster, level));
+        let places = cluster.places();
         let with_share = |share: f64, stride, ranks, beside| {
-            let mut group = group(cluster, &levels, mesh, stride, ranks, beside);
+            let mut group = group((cluster, &places), &levels, mesh, stride, ranks, beside);
             if group.nodes > 1 && group.nodes < ranks {
                 group.bandwidth *= share;
                 group.per_rank *= share;
@@ -120,7 +121,7 @@ impl Links {
         let part = |(span, ranks, stride)| (span, over_replicas(ranks, stride));
         Links {
             data_parts: data_spans(mesh, cluster.topology).into_iter().map(part).collect(),
-            topology: cluster.topology,
+            places: places.clone(),
             mesh,
             levels,
             axes: Axis::ALL.map(along),
@@ -283,15 +284,27 @@ impl Links {
 
     fn copying_message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
         let first = |stage| self.mesh.rank(Coordinate::of_stage(stage));
-        let places = (self.mesh.ranks_per_stage()).min(places(self.topology));
-        let level =
-            (0..places).map(|place| self.topology.level(first(stage) + place, first(to) + place)).max();
+        let ranks = self.mesh.ranks_per_stage();
+        let alike =
+            if self.places.is_placed() { ranks } else { ranks.min(ranks_of_pod(self.places.topology())) };
+        let level = (0..alike).map(|place| self.places.level(first(stage) + place, first(to) + place)).max();
         let level = level.unwrap_or(Level::Package);
         let speed = self.levels[level];
         let parts = if scattered { self.mesh.tp() as f64 } else { 1.0 };
         let gather =
             if scattered { self.collective(Group::TENSOR, Collective::AllGather, bytes).1 } else { 0.0 };
         (level, speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
+    }
+
+    /// Everything that depends on where ranks are, as text: plans that differ only in their placement take the same time if this
+    /// is the same.
+    pub(crate) fn signature(&self) -> String {
+        let pp = self.mesh.pp();
+        let message = |stage: usize| self.copying_message(stage, (stage + 1) % pp, 0.0, false).0;
+        let messages: Vec<Level> = (0..pp).map(message).collect();
+        let groups = (&self.axes, &self.tied, &self.data_parts, messages);
+        let emulated = self.emulated.as_ref().map(|links| links.signature());
+        format!("{groups:?} {emulated:?}")
     }
 
     fn group(&self, group: Group) -> GroupLinks {
@@ -387,13 +400,13 @@ const DEFAULT_NODE: f64 = 20e9;
 const DEFAULT_CLUSTER: f64 = 10e9;
 
 /// The number of ranks after which positions in packages, nodes and pods repeat.
-fn places(topology: Topology) -> usize {
+fn ranks_of_pod(topology: Topology) -> usize {
     topology.ranks_inside(Level::Pod).unwrap_or(topology.per_package)
 }
 
 /// The slowest group of `ranks` ranks that are `stride` apart, if `beside` such groups run at the same time.
 fn group(
-    cluster: &ClusterSpec,
+    (cluster, places): (&ClusterSpec, &Places),
     levels: &ByLevel<Speed>,
     mesh: Mesh,
     stride: usize,
@@ -406,10 +419,22 @@ fn group(
     let first = (0..mesh.ranks()).step_by(span).flat_map(|block| block..block + stride);
     let starts = first.filter(|first| first + (ranks - 1) * stride < mesh.ranks());
     // Groups that begin at the same position of a pod are alike, and of a node if they do not leave it or there are no pods.
-    let has_pods = topology.nodes_per_pod.is_some();
+    // Pods of chosen nodes are not alike, and groups are if they pass through the same nodes.
+    let has_pods = places.has_pods();
+    let pod = ranks_of_pod(topology);
+    let same_nodes = match stride {
+        stride if per_node.is_multiple_of(stride) => stride,
+        stride if stride.is_multiple_of(per_node) => per_node,
+        _ => 1,
+    };
     let position = |first: usize| {
         let leaves = has_pods && first / per_node != (first + (ranks - 1) * stride) / per_node;
-        (leaves, first % if leaves { places(topology) } else { per_node.min(places(topology)) })
+        let place = match leaves {
+            true if places.is_placed() => first / same_nodes,
+            true => first % pod,
+            false => first % per_node.min(pod),
+        };
+        (leaves, place)
     };
     let starts: BTreeMap<(bool, usize), usize> = starts.map(|first| (position(first), first)).collect();
     let members = |first: usize| -> Vec<usize> { (0..ranks).map(|i| first + i * stride).collect() };
@@ -418,12 +443,16 @@ fn group(
         let members = members(first);
         let nodes = members.chunk_by(|a, b| a / per_node == b / per_node);
         let (count, fewest) = nodes.fold((0, usize::MAX), |(n, few), node| (n + 1, few.min(node.len())));
-        let level = topology.level(members[0], members[ranks - 1]);
+        let level = if places.is_placed() {
+            members.windows(2).map(|two| places.level(two[0], two[1])).max().unwrap_or(Level::Package)
+        } else {
+            topology.level(members[0], members[ranks - 1])
+        };
         let node = levels[Level::Node].bandwidth;
         // The adapters of its ranks in a node.
         let adapters = |level: Level| (fewest as f64 * levels[level].bandwidth).min(node.max(DEFAULT_NODE));
         let pods = has_pods && level == Level::Cluster;
-        let pods = pods.then(|| PodShares::of(&members, |rank| topology.unit(Level::Pod, rank)));
+        let pods = pods.then(|| PodShares::of(&members, |rank| places.unit(Level::Pod, rank)));
         let mut chain = false;
         let bandwidth = match (level, &pods) {
             (Level::Pod | Level::Cluster, None) if cluster.cores.is_some() => levels[level].bandwidth,

@@ -1,12 +1,20 @@
 //! The batch script of a job: data in, text out.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kintsugi_plan::Mesh;
 
 use super::super::quoted;
 use super::site::{GpuBinding, Site};
+
+/// The nodes of a job, which has exactly these.
+pub struct Hosts {
+    /// Their names as a list of Slurm.
+    pub list: String,
+    /// The host file: the node of every rank.
+    pub file: PathBuf,
+}
 
 /// What a batch script depends on.
 pub struct Job<'a> {
@@ -18,6 +26,8 @@ pub struct Job<'a> {
     pub mesh: Mesh,
     /// How many nodes they are on.
     pub nodes: usize,
+    /// Which nodes, if they were chosen.
+    pub hosts: Option<Hosts>,
     /// The name by which the jobs of a run are found.
     pub name: &'a str,
     /// This program.
@@ -74,6 +84,7 @@ impl Job<'_> {
             format!("--nodes={}", self.nodes),
             format!("--ntasks-per-node={per_node}"),
         ];
+        options.extend(self.hosts.as_ref().map(|hosts| directive(&format!("--nodelist={}", hosts.list))));
         options.extend(site.cores_per_rank.map(|cores| format!("--cpus-per-task={cores}")));
         options.extend(self.gpus(per_node));
         let named = [("account", &site.account), ("partition", &site.partition), ("time", &site.time)];
@@ -110,12 +121,18 @@ impl Job<'_> {
             )
             .expect("a string takes any text");
         }
+        if let Some(hosts) = &self.hosts {
+            let file = quoted(&hosts.file.display().to_string());
+            writeln!(text, "# The node of every rank.\nexport SLURM_HOSTFILE={file}")
+                .expect("a string takes any text");
+        }
+        // Consecutive ranks share a node: tp is the innermost axis of the mesh.
+        let order = if self.hosts.is_some() { "arbitrary" } else { "block" };
         let mut step = vec![
             "srun".to_owned(),
             format!("--nodes={}", self.nodes),
             format!("--ntasks-per-node={per_node}"),
-            // Consecutive ranks share a node: tp is the innermost axis of the mesh.
-            "--distribution=block".to_owned(),
+            format!("--distribution={order}"),
             format!("--mpi={}", self.mpi),
             // Ranks that outlive another say which one has failed, and end by themselves.
             "--kill-on-bad-exit=0".to_owned(),
