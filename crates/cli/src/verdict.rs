@@ -22,6 +22,9 @@ pub fn set_run(out: &Path) {
 
 /// Reports a failure of the job that this process was told of.
 pub fn report(failure: &RankFailure) {
+    if RUN.get().is_some_and(|(out, began)| is_known(out, *began)) {
+        return;
+    }
     output::stderr(&format!("error: {failure}"));
     add_and_print(failure);
 }
@@ -47,11 +50,16 @@ fn add_and_print(failure: &RankFailure) {
     add(|out| Verdict::new(out, failure.to_string(), failure.culprit(), &others), true);
 }
 
-/// Adds a verdict to the run's folder, if this process trains one. Only the first of an attempt counts: a process that was stopped
+/// Whether another process of this attempt has found the verdict. Only the first of an attempt counts: a process that was stopped
 /// until the others had ended knows less than they did.
+fn is_known(out: &Path, began: f64) -> bool {
+    Verdict::read_all(out).last().is_some_and(|last| last.time >= began)
+}
+
+/// Adds a verdict to the run's folder, if this process trains one, and it is the first of the attempt.
 fn add(verdict: impl FnOnce(&Path) -> Verdict, prints: bool) {
     let Some((out, began)) = RUN.get() else { return };
-    if Verdict::read_all(out).last().is_some_and(|last| last.time >= *began) {
+    if is_known(out, *began) {
         return;
     }
     let verdict = verdict(out);

@@ -80,6 +80,11 @@ fn a_rank_that_is_stopped_is_noticed_long_before_the_timeout_and_replaced() {
 }
 
 #[test]
+fn rank_0_that_is_stopped_does_not_accuse_another_when_the_launcher_lets_it_continue() {
+    disturb("restarts-first-stopped", OPEN_MPI, ("STOP", 0), Named::Always);
+}
+
+#[test]
 fn restarts_need_a_run_with_checkpoints() {
     let folder = folder("restarts-refused");
     let refused = |command: &[&str]| {

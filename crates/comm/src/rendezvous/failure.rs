@@ -1,21 +1,29 @@
 //! How a job fails: who has found it, who prints it, and who is at the end of the chain of waits.
+//!
+//! A connection that closes says that a process has ended, and not that it is the cause: the launcher may have ended it, or it has given
+//! up this process, which was stopped. So a process accuses another only if nothing else can be the reason.
 
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::Kind;
+use super::error::list;
+use super::frame::{FrameError, Kind};
+use super::heartbeat::HEARTBEAT;
 use super::peer::Peer;
 use super::{CurrentWait, Rendezvous};
-use crate::RankFailure;
 use crate::notice::report_failure;
 use crate::waits::{ChainEnd, RankState, follow};
+use crate::{Blame, RankFailure};
 
 /// How long a rank waits for rank 0 to explain a stall.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// If rank 0 does not answer, the other ranks report a stall one after the other. The first one ends the job.
 const TURN: Duration = Duration::from_millis(100);
+
+/// How long a rank whose transfer has failed waits for the cause: the connection of a process that has ended closes meanwhile.
+const CAUSE: Duration = Duration::from_millis(300);
 
 /// Who has found that the job fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +42,10 @@ impl Rendezvous {
         let mut is_first = false;
         self.failure.get_or_init(|| {
             is_first = true;
-            // If rank 0 is gone, all others notice, and the first of them says so.
             let prints = match source {
                 FailureSource::Here => false,
                 FailureSource::Peer(_) => self.rank == 0 && failure.stalled,
-                FailureSource::Connection(lost) => lost != 0 || self.rank == 1,
+                FailureSource::Connection(lost) => lost != 0 || self.turn().is_some(),
             };
             if prints {
                 report_failure(failure);
@@ -47,11 +54,10 @@ impl Rendezvous {
             failure.clone()
         });
         if is_first {
-            // A rank that reports a stall waits for the explanation.
+            // A rank that reports a stall waits for the explanation. One that is silent learns that it was given up, should it continue.
             let knows = |peer: &Peer| match source {
                 FailureSource::Peer(rank) => rank == peer.rank && !failure.stalled,
-                FailureSource::Connection(lost) => lost == peer.rank,
-                FailureSource::Here => false,
+                FailureSource::Connection(_) | FailureSource::Here => false,
             };
             let bytes = postcard::to_stdvec(failure).unwrap_or_default();
             for peer in self.peers.iter().filter(|peer| !knows(peer)) {
@@ -61,6 +67,71 @@ impl Rendezvous {
         for peer in &self.peers {
             peer.arrived.notify_all();
         }
+    }
+
+    /// Ends the job because the connection to a process is lost. If rank 0 is gone, all others notice, and take turns: the first of them
+    /// prints it, and the launcher may end the job as soon as any process has ended.
+    pub(super) fn lose(&self, peer: &Peer, lost: &FrameError) {
+        let failure = self.lost(peer, lost);
+        if peer.rank == 0 {
+            let begun = Instant::now();
+            let turn = TURN * self.turn().unwrap_or(self.size.ilog2() + 1);
+            while !self.has_failed() && begun.elapsed() < turn {
+                thread::sleep(TURN / 10);
+            }
+        }
+        self.fail(&failure, FailureSource::Connection(peer.rank));
+    }
+
+    /// When this rank may print that rank 0 is gone: ranks 1, 2, 4, 8, … one after the other, so that some are on other nodes.
+    fn turn(&self) -> Option<u32> {
+        self.rank.is_power_of_two().then(|| self.rank.ilog2())
+    }
+
+    /// The failure of a job whose connection to a process is lost.
+    pub(super) fn lost(&self, peer: &Peer, lost: &FrameError) -> RankFailure {
+        // What it was doing is not known.
+        let failure = |rank, host: &str, blame, reason| {
+            let host = Some(host.to_owned());
+            RankFailure { host, op: None, blame, ..RankFailure::new(rank, "", reason) }
+        };
+        let ended = || format!("the process of rank {} has ended", peer.rank);
+        if let Some(stopped) = self.given_up() {
+            let reason =
+                format!("its process was stopped for {} s, and meanwhile {}", stopped.as_secs(), ended());
+            return failure(self.rank, &self.host, Blame::Rank, reason);
+        }
+        let found = |blame, reason| failure(peer.rank, &peer.host, blame, reason);
+        match lost {
+            FrameError::Closed => {
+                let has_ended = |other: &&Peer| {
+                    other.rank != peer.rank && !other.inbox().said_goodbye && other.has_hung_up()
+                };
+                let others: Vec<usize> =
+                    self.peers.iter().filter(has_ended).map(|other| other.rank).collect();
+                if others.is_empty() {
+                    return found(Blame::Rank, "its process has ended".to_owned());
+                }
+                // Which of them was the first is not known.
+                found(
+                    Blame::Nobody,
+                    format!("its process has ended, and so has that of rank {}", list(&others)),
+                )
+            }
+            FrameError::Silent => found(
+                Blame::Rank,
+                format!("its process has sent nothing for {} s", peer.inbox().silent.as_secs()),
+            ),
+            FrameError::Invalid => {
+                found(Blame::Rank, "its connection carries bytes that it did not send".to_owned())
+            }
+        }
+    }
+
+    /// How long this process was stopped until a moment ago, if that is so long that the others have given it up.
+    fn given_up(&self) -> Option<Duration> {
+        let stopped = self.stops.look();
+        (stopped + HEARTBEAT >= self.longest_silence()).then_some(stopped)
     }
 
     /// Ends the job because of a failure that this rank has found. Returns the first failure of the job, which is the cause of later
@@ -74,6 +145,12 @@ impl Rendezvous {
             first.write(Kind::Abort, &bytes).ok();
             let begun = Instant::now();
             while self.failure().is_none() && begun.elapsed() < ANSWER + TURN * self.rank.min(50) as u32 {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        if failure.blame == Blame::Nobody && !failure.stalled {
+            let begun = Instant::now();
+            while self.failure().is_none() && begun.elapsed() < CAUSE {
                 thread::sleep(Duration::from_millis(5));
             }
         }
@@ -96,7 +173,8 @@ impl Rendezvous {
         follow(waiting, peer, self.size, |rank| {
             if rank == self.rank {
                 let wait = self.current_wait().map(CurrentWait::described);
-                return Some(RankState { host: Some(self.host.clone()), wait, silent: Duration::ZERO });
+                let silent = self.given_up().unwrap_or_default();
+                return Some(RankState { host: Some(self.host.clone()), wait, silent });
             }
             let peer = self.peers.iter().find(|peer| peer.rank == rank)?;
             let inbox = peer.inbox();

@@ -16,7 +16,7 @@ use crate::RankFailure;
 use crate::patience::{Decision, NOTICE, Patience, SLICE};
 
 /// How often a heartbeat is sent.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long a process may take to end after its job has failed.
 const GRACE: Duration = Duration::from_secs(8);
@@ -38,6 +38,7 @@ impl Rendezvous {
             }
             let begun = Instant::now();
             thread::sleep(SLICE);
+            self.stops.look();
             let passed = begun.elapsed().min(2 * SLICE);
             until_heartbeat = until_heartbeat.saturating_sub(passed);
             if self.has_failed() {

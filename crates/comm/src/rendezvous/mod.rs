@@ -17,6 +17,7 @@ mod handshake;
 mod heartbeat;
 mod meet;
 mod peer;
+mod stop_clock;
 
 use std::io;
 use std::net::{Shutdown, TcpListener};
@@ -39,6 +40,7 @@ use failure::FailureSource;
 use frame::{FrameError, Kind};
 use handshake::Introduction;
 use peer::Peer;
+use stop_clock::StopClock;
 
 /// The variable with the address at which rank 0 listens: `host:port`.
 pub const ADDRESS: &str = "KINTSUGI_RENDEZVOUS";
@@ -79,6 +81,8 @@ pub struct Rendezvous {
     has_trained: AtomicBool,
     /// What the rank of this process waits for.
     wait: Mutex<Option<CurrentWait>>,
+    /// When this process was stopped itself.
+    stops: StopClock,
 }
 
 /// A wait of the rank of this process.
@@ -237,6 +241,7 @@ impl Rendezvous {
             step_limit: AtomicU64::new(0),
             has_trained: AtomicBool::new(false),
             wait: Mutex::default(),
+            stops: StopClock::new(),
         }
     }
 
@@ -256,7 +261,11 @@ impl Rendezvous {
     /// Receives everything that a peer sends.
     fn listen(&self, peer: &Peer) {
         loop {
-            match peer.read(|| self.longest_silence()) {
+            let patience = || {
+                self.stops.look();
+                self.longest_silence()
+            };
+            match peer.read(patience) {
                 Ok((Kind::Data, bytes)) => peer.deliver(|inbox| inbox.frames.push_back(bytes)),
                 Ok((Kind::Post, bytes)) => peer.deliver(|inbox| inbox.posts.push_back(bytes)),
                 Ok((Kind::Heartbeat, bytes)) => {
@@ -264,7 +273,9 @@ impl Rendezvous {
                         peer.deliver(|inbox| inbox.status = status);
                     }
                 }
-                Ok((Kind::Goodbye, _)) => peer.deliver(|inbox| inbox.closed = true),
+                Ok((Kind::Goodbye, _)) => {
+                    peer.deliver(|inbox| (inbox.closed, inbox.said_goodbye) = (true, true));
+                }
                 Ok((Kind::Abort, bytes)) => {
                     let unknown = || RankFailure::new(peer.rank, "an unknown op", "it does not say why");
                     let failure = postcard::from_bytes(&bytes).unwrap_or_else(|_| unknown());
@@ -272,10 +283,13 @@ impl Rendezvous {
                     self.fail(&failure, FailureSource::Peer(peer.rank));
                 }
                 Err(lost) => {
-                    let said_goodbye = std::mem::replace(&mut peer.inbox().closed, true);
-                    peer.arrived.notify_all();
+                    let mut said_goodbye = false;
+                    peer.deliver(|inbox| {
+                        inbox.closed = true;
+                        said_goodbye = inbox.said_goodbye;
+                    });
                     if !said_goodbye && !self.ends.load(Ordering::Relaxed) {
-                        self.fail(&peer.lost(&lost), FailureSource::Connection(peer.rank));
+                        self.lose(peer, &lost);
                     }
                     return;
                 }
@@ -370,7 +384,7 @@ impl Rendezvous {
         if let Err(error) = peer.write(Kind::Data, bytes) {
             let failure = match error.kind() {
                 io::ErrorKind::InvalidInput => RankFailure::new(self.rank, "an exchange", error.to_string()),
-                _ => peer.lost(&FrameError::Closed),
+                _ => self.lost(peer, &FrameError::Closed),
             };
             self.fail(&failure, FailureSource::Here);
         }
@@ -380,7 +394,7 @@ impl Rendezvous {
     fn receive(&self, from: usize) -> Result<Vec<u8>, RankFailure> {
         let activity = Activity::Exchange { from, to: self.rank };
         let received = self.wait_for(self.peer(from), activity, |inbox| inbox.frames.pop_front());
-        received.map(|bytes| bytes.ok_or_else(|| self.peer(from).lost(&FrameError::Closed)))?
+        received.map(|bytes| bytes.ok_or_else(|| self.lost(self.peer(from), &FrameError::Closed)))?
     }
 
     /// Waits until `take` finds something in what a peer has sent. `None` if the peer has closed its connection and will send nothing

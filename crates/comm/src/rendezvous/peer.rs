@@ -6,11 +6,11 @@ use std::net::TcpStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{FrameError, FrameReader, FrameWriter, Kind};
 use super::handshake::Keys;
-use crate::RankFailure;
 use crate::patience::SLICE;
 use crate::waits::Wait;
 
@@ -40,6 +40,8 @@ pub(super) struct Inbox {
     pub silent: Duration,
     /// Whether the process has said that it ends, or its connection has closed.
     pub closed: bool,
+    /// Whether it has said that it ends.
+    pub said_goodbye: bool,
 }
 
 /// The contents of a heartbeat.
@@ -90,17 +92,11 @@ impl Peer {
         self.arrived.notify_all();
     }
 
-    /// The failure of a job whose connection to this process is lost.
-    pub fn lost(&self, lost: &FrameError) -> RankFailure {
-        let reason = match lost {
-            FrameError::Closed => "its process has ended".to_owned(),
-            FrameError::Silent => {
-                format!("its process has sent nothing for {} s", self.inbox().silent.as_secs())
-            }
-            FrameError::Invalid => "its connection carries bytes that it did not send".to_owned(),
-        };
-        // What it was doing is not known.
-        RankFailure { host: Some(self.host.clone()), op: None, ..RankFailure::new(self.rank, "", reason) }
+    /// Whether the process has closed its end of the connection. What it sent before may not have been read yet.
+    pub fn has_hung_up(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 }
 

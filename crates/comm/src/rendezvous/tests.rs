@@ -102,6 +102,60 @@ fn the_death_of_a_process_ends_the_job_and_is_named() {
 }
 
 #[test]
+fn a_process_that_was_stopped_until_the_others_had_ended_accuses_none_of_them() {
+    let members = met(3);
+    let first = members[0];
+    first.set_step_limit(Some(Duration::from_secs(6)));
+    first.stops.stop(Duration::from_secs(7));
+    members[2].peers[0].stream.shutdown(Shutdown::Both).expect("it is open");
+    let failure = first.receive_any().expect_err("the job has failed");
+    assert_eq!((failure.rank, failure.culprit()), (0, Some(0)), "{failure}");
+    assert_eq!(
+        failure.reason,
+        "its process was stopped for 7 s, and meanwhile the process of rank 2 has ended"
+    );
+    // Nor does it if another asks it for the end of a chain that goes through it.
+    let _wait = WaitGuard::new(first, Some(2), Activity::End, false);
+    let stalled = first.explained(RankFailure::stalled(1, "a send", Some(0)));
+    assert_eq!(stalled.culprit(), Some(0), "{stalled}");
+    // A short stop is no reason for the others to end.
+    first.stops.stop(Duration::from_secs(3));
+    assert_eq!(first.lost(first.peer(2), &FrameError::Closed).culprit(), Some(2));
+}
+
+#[test]
+fn of_several_processes_that_have_ended_none_is_accused() {
+    let members = met(4);
+    let connection = |of: usize| members[0].peer(of);
+    members[3].peers[0].stream.shutdown(Shutdown::Both).expect("it is open");
+    eventually(|| connection(3).has_hung_up());
+    let one = members[0].lost(connection(3), &FrameError::Closed);
+    assert_eq!((one.culprit(), one.reason.as_str()), (Some(3), "its process has ended"));
+    assert!(!connection(1).has_hung_up() && !connection(2).has_hung_up());
+    members[2].peers[0].stream.shutdown(Shutdown::Both).expect("it is open");
+    eventually(|| connection(2).has_hung_up());
+    let several = members[0].lost(connection(2), &FrameError::Closed);
+    assert_eq!(several.culprit(), None);
+    assert_eq!(several.reason, "its process has ended, and so has that of rank 3");
+}
+
+#[test]
+fn if_rank_0_ends_some_ranks_on_other_nodes_say_so_in_turns() {
+    static REPORTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    crate::report_failures_by(|failure| REPORTS.lock().expect("no panic").push(failure.to_string()));
+    let members = met(6);
+    // Like a process that is killed, it tells nobody.
+    members[0].ends.store(true, Ordering::Relaxed);
+    for peer in &members[0].peers {
+        peer.stream.shutdown(Shutdown::Both).expect("it is open");
+    }
+    eventually(|| members[1..].iter().all(|member| member.has_failed()));
+    let reports = REPORTS.lock().expect("no panic");
+    let name_it = reports.iter().all(|report| report.starts_with("rank 0 on "));
+    assert!(reports.len() == 3 && name_it, "by ranks 1, 2 and 4: {reports:?}");
+}
+
+#[test]
 fn a_failure_of_one_is_the_failure_of_all_and_the_first_one_stays() {
     let members = met(4);
     let failure = RankFailure::new(3, "backward layer 1", "no memory");
