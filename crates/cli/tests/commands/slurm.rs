@@ -57,9 +57,8 @@ impl Cluster {
             .args(arguments)
             .current_dir(work);
         command.env("SLURM_CONF", self.folder.join("slurm.conf")).env_remove("COLUMNS");
-        // Nodes that are one machine: Open MPI's usual transport in a host does not work across them.
-        let open_mpi = [("btl", "self,tcp"), ("pml", "ob1"), ("btl_tcp_if_include", "lo")];
-        command.envs(open_mpi.map(|(name, value)| (format!("OMPI_MCA_{name}"), value)));
+        // Nodes that are one machine: see scripts/slurm-cluster.
+        command.envs([("OMPI_MCA_pml", "ucx"), ("OMPI_MCA_btl", "self"), ("UCX_TLS", "self,posix,sysv")]);
         command.env("KINTSUGI_SECRET", "swordfish").env("HF_TOKEN", "swordfish");
         command
     }
@@ -97,6 +96,37 @@ impl Cluster {
                 || self.command(work, "scontrol", &["update", &id, "starttime=now"]).output().unwrap();
             (state.trim() == "PENDING" && update().status.success()).then_some(())
         });
+    }
+
+    /// Kills the daemon of a node, and everything that Slurm runs on it.
+    fn lose(&self, node: &str) {
+        let conf = self.folder.join("slurm.conf");
+        let variables = [format!("SLURMD_NODENAME={node}"), format!("SLURM_CONF={}", conf.display())];
+        let daemon = format!("slurmd\0-f\0{}\0-N\0{node}\0", conf.display());
+        let mut killed = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            let file = |name: &str| {
+                String::from_utf8_lossy(&fs::read(entry.path().join(name)).unwrap_or_default()).into_owned()
+            };
+            let environment = file("environ");
+            let has = |variable: &String| environment.split('\0').any(|found| found == variable);
+            if variables.iter().all(has) {
+                // What started the task, which Slurm has on every node.
+                let stat = file("stat");
+                let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+                killed.extend(fields.split_whitespace().nth(1).and_then(|parent| parent.parse::<u32>().ok()));
+                killed.push(pid);
+            } else if file("cmdline").ends_with(&daemon) {
+                killed.insert(0, pid);
+            }
+        }
+        assert!(killed.len() > 3, "{node} runs nothing: {killed:?}");
+        let pids: Vec<String> = killed.iter().filter(|&&pid| pid > 1).map(u32::to_string).collect();
+        // A task may end before its turn.
+        Command::new("kill").arg("-KILL").args(&pids).output().unwrap();
     }
 
     /// Waits until all jobs of a run have ended, and gives its status.
@@ -162,7 +192,8 @@ fn has_text(folder: &Path, text: &[u8]) -> bool {
 #[test]
 fn jobs_train_what_threads_train_and_survive_the_queue() {
     let nodes = cases(2, 4);
-    let Some(cluster) = Cluster::start(nodes) else { return };
+    // One more, which replaces a node that is lost.
+    let Some(cluster) = Cluster::start(nodes + cases(0, 1)) else { return };
     let work = &folder("slurm");
     // Two ranks on every node; messages between nodes take a while, so that there is time to stop a run.
     let dp = format!("parallel.dp={nodes}");
@@ -220,20 +251,21 @@ fn jobs_train_what_threads_train_and_survive_the_queue() {
     let log = fs::read_to_string(out(&format!("requeued/slurm-{}.log", requeued[0]))).unwrap();
     assert!(log.contains("note     resumes after step"), "{log}");
 
-    if cases(false, true) {
-        a_lost_node_is_survived(
-            &cluster,
-            work,
-            &run(&["run.out=lost", "run.checkpoint_every=5"]),
-            &reference,
-        );
-    }
     srun_trains_what_threads_train(&cluster, work, &threads, &reference, nodes);
 
     let status = cluster.wait_for_end(work, "limited");
     let step = status["step"].as_u64().unwrap();
     let why = format!("stopped after step {step} by SIGUSR1, which Slurm sends before the time limit");
     assert_eq!((status["ended"].as_str(), &status["checkpoint"]["step"]), (Some(&*why), &Value::from(step)));
+
+    if cases(false, true) {
+        a_lost_node_is_replaced(
+            &cluster,
+            work,
+            &run(&["run.out=lost", "run.checkpoint_every=5"]),
+            &reference,
+        );
+    }
 
     // What Slurm stores has no secret, and nobody else reads what a run writes.
     assert!(!has_text(&cluster.folder, b"swordfish"), "a secret of the shell is in Slurm's files");
@@ -243,16 +275,20 @@ fn jobs_train_what_threads_train_and_survive_the_queue() {
     }
 }
 
-/// Slurm takes a node for lost and requeues the job. The ranks that are left find out by themselves.
-fn a_lost_node_is_survived(cluster: &Cluster, work: &Path, settings: &[&str], reference: &[String]) {
+/// A node is lost with its daemon and all its tasks. The ranks that are left find out by themselves, before Slurm does. The job is
+/// requeued, and continues on other nodes.
+fn a_lost_node_is_replaced(cluster: &Cluster, work: &Path, settings: &[&str], reference: &[String]) {
     let jobs = cluster.submit(work, &[], settings);
     wait_for("a checkpoint", || cluster.status(work, "lost")["checkpoint"]["step"].as_u64());
-    cluster.answer(work, "scontrol", &["update", "nodename=n2", "state=down", "reason=test"]);
+    let list = cluster.answer(work, "squeue", &["--noheader", "--format=%N", "--jobs", &jobs[0]]);
+    let names = cluster.answer(work, "scontrol", &["show", "hostnames", list.trim()]);
+    let lost = names.lines().nth(1).unwrap();
+    cluster.lose(lost);
     cluster.start_now(work, &jobs[0]);
-    // Its daemon runs, so the node may have come back by itself. Then this is refused.
-    cluster.command(work, "scontrol", &["update", "nodename=n2", "state=resume"]).output().unwrap();
     assert_eq!(cluster.wait_for_end(work, "lost")["ended"], "finished after step 40");
     assert_eq!(losses(&work.join("lost")), *reference);
+    let down = cluster.answer(work, "sinfo", &["--noheader", "--Node", "--format=%T", "--nodes", lost]);
+    assert!(down.starts_with("down"), "{lost} is {down}");
 }
 
 /// `srun kintsugi train` by itself, over both families of MPI.

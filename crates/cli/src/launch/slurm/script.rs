@@ -109,14 +109,18 @@ impl Job<'_> {
     /// The job step, and what follows it.
     fn step(&self, per_node: usize) -> String {
         let words = |words: &[String]| words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
-        let mut text = format!("\nrun=({})\n", words(self.command));
+        let checkpoints = quoted(&self.out.join("checkpoints").display().to_string());
+        let mut text = format!(
+            "\nnewest() {{\n    local checkpoint last=\n    for checkpoint in {checkpoints}/step-????????; do\n        \
+             if [ -d \"$checkpoint\" ]; then last=$checkpoint; fi\n    done\n    echo \"$last\"\n}}\nbefore=$(newest)\n\
+             run=({})\n",
+            words(self.command)
+        );
         if self.command != self.resumed {
-            let checkpoints = quoted(&self.out.join("checkpoints").display().to_string());
             write!(
                 text,
                 "# A job that was requeued, and a later one of a chain, continue the run.\n\
-                 for checkpoint in {checkpoints}/step-????????; do\n    \
-                 if [ -d \"$checkpoint\" ]; then run=({}); fi\ndone\n",
+                 if [ -n \"$before\" ]; then run=({}); fi\n",
                 words(self.resumed),
             )
             .expect("a string takes any text");
@@ -159,7 +163,12 @@ impl Job<'_> {
             )
             .expect("a string takes any text");
         }
-        text + "exit $code\n"
+        text.push_str(
+            "\n# A rank or its node has failed. The job is queued again if it has come further than before.\n\
+             if [ $code != 0 ] && [ $code != 2 ] && [ \"$(newest)\" != \"$before\" ]; then\n    \
+             scontrol requeue \"$SLURM_JOB_ID\"\nfi\nexit $code\n",
+        );
+        text
     }
 }
 
