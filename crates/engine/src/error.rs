@@ -32,6 +32,16 @@ pub enum RankError {
     /// A transfer with another rank failed.
     #[error(transparent)]
     Transfer(Box<RankFailure>),
+    /// The memory of the rank has changed what it must keep.
+    #[error(
+        "{what} are not those that step {step} has written, and nothing writes them in between; the memory of this rank is not sound"
+    )]
+    Corrupted {
+        /// Weights or states, and their unit.
+        what: String,
+        /// 1-based.
+        step: u64,
+    },
     /// The thread that writes checkpoints has ended, so the rank cannot save.
     #[error(transparent)]
     Writer(#[from] WriterEnded),

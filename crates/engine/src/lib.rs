@@ -2,6 +2,7 @@
 //! layouts (`verify`).
 #![forbid(unsafe_code)]
 
+mod checksums;
 mod error;
 mod evaluate;
 mod generate;

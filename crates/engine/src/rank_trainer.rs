@@ -14,7 +14,7 @@ use std::sync::mpsc::Sender;
 use kintsugi_checkpoint::{CheckpointSaver, RunProgress};
 use kintsugi_comm::{RankFailure, Traffic};
 use kintsugi_data::{Dataset, Split};
-use kintsugi_plan::{DeviceKind, Plan, Program};
+use kintsugi_plan::{DeviceKind, Op, Plan, Program, StepOp};
 use kintsugi_rank::{NonFinite, RankMemory, StepResult};
 use kintsugi_spec::Cause;
 use kintsugi_spec::work::Pause;
@@ -23,6 +23,7 @@ use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Notice, ReplayOutcome};
 use serde::{Deserialize, Serialize};
 
+use crate::checksums::{ChecksumBoard, CorruptionCheck};
 use crate::evaluate::Evaluation;
 use crate::gpu_monitor::GpuMonitor;
 use crate::op_watch::OpWatch;
@@ -42,6 +43,8 @@ pub(crate) struct RankTrainer<'a> {
     pub consumed: u64,
     pub saver: Option<&'a CheckpointSaver>,
     pub gpu: Option<&'a GpuMonitor>,
+    /// Where the ranks of this process compare their weights.
+    pub checksums: &'a ChecksumBoard,
     /// Where events are sent. Only one rank sends them.
     pub events: Option<&'a Sender<Event>>,
 }
@@ -91,6 +94,8 @@ impl RankTrainer<'_> {
             evaluation.load(plan)?;
         }
         let mut state = LoopState::new(&before, self.op_watch(worker));
+        let mut corruption =
+            CorruptionCheck::new(plan.run.checksum_every, plan.run.deterministic, self.checksums);
         let (mut traffic, mut spans) = (Traffic::default(), Vec::new());
         let mut in_flight = None;
         counting::reset(worker.number);
@@ -106,16 +111,25 @@ impl RankTrainer<'_> {
             let batch = self.consumed + step - before.step;
             let (begun, energy) = (worker.backend.mark(), self.gpu.and_then(GpuMonitor::energy));
             let waits_before = worker.backend.host_waits();
-            if options.trace_step == Some(step - before.step) {
-                let mut timer = Timer::begin(worker, plan);
-                worker.run(&program, reader.current(), |_, op| {
-                    timer.op(*op);
+            let is_traced = options.trace_step == Some(step - before.step);
+            if is_traced || corruption.is_pending() {
+                let mut timer = is_traced.then(|| Timer::begin(worker, plan));
+                let mut checked = Ok(());
+                worker.run(&program, reader.current(), |rank, op| {
+                    if let Some(timer) = &mut timer {
+                        timer.op(*op);
+                    }
                     state.watch.op(op);
+                    if *op == Op::Step(StepOp::Update) {
+                        checked = corruption.verify(rank);
+                    }
                 })?;
-                spans = timer.end();
+                checked?;
+                spans = timer.map_or(spans, Timer::end);
             } else {
                 state.replayed += self.enqueue(worker, &program, reader.current(), &mut state.watch)?;
             }
+            corruption.record(step + 1, worker.number, &worker.rank, &*worker.world)?;
             let span = StepSpan { begun, ended: worker.backend.mark(), energy };
             reader.finish_step();
             let result = worker.rank.fetch_step_result();

@@ -13,6 +13,7 @@ use kintsugi_data::Dataset;
 use kintsugi_plan::Plan;
 use kintsugi_rank::Purpose;
 
+use crate::checksums::ChecksumBoard;
 use crate::gpu_monitor::GpuMonitor;
 use crate::job::{gather, run_ranks};
 use crate::rank_trainer::RankTrainer;
@@ -102,6 +103,7 @@ pub fn train(
     let (saver, writer) = options.checkpoints.clone().map(saver).unzip();
     // Only rank 0 sends events. It owns the sender, so that the channel closes when it is done.
     let rank_events = Mutex::new(Some(events.clone()));
+    let checksums = ChecksumBoard::default();
     let (reported, mut saves) =
         (LastReportedStep { step: Mutex::new(Some(0)), changed: Condvar::new() }, SaveStatistics::default());
     let results = thread::scope(|scope| {
@@ -120,6 +122,7 @@ pub fn train(
             drop(events);
         }
         let (job, plan, gpu, rank_events) = (&job, &plan, gpu.as_ref(), &rank_events);
+        let checksums = &checksums;
         // The job's thread owns the saver. When it drops the saver, or when it cannot be started, the writer writes what it
         // has received and ends.
         let running = spawn(scope, "job", move || {
@@ -127,7 +130,7 @@ pub fn train(
                 let take_events = || rank_events.lock().expect("taken once").take();
                 let events = (worker.number == 0).then(take_events).flatten();
                 let (saver, events) = (saver.as_ref(), events.as_ref());
-                RankTrainer { plan, dataset, options, consumed, saver, gpu, events }.train(worker)
+                RankTrainer { plan, dataset, options, consumed, saver, gpu, checksums, events }.train(worker)
             });
             drop(rank_events.lock().map(|mut events| events.take()));
             results

@@ -42,6 +42,8 @@ pub struct Run {
     pub communication_timeout: u64,
     /// How many times as long as the longest op of the last steps a rank waits in a step; 0 if only the timeout counts.
     pub hang_factor: u64,
+    /// Steps between checks of weights and states for silent corruption; 0 for none.
+    pub checksum_every: u64,
     /// Whether repeated runs are bit-identical.
     pub deterministic: bool,
     /// Whether a rank whose host never waits in a step captures its step as a graph and replays it.
@@ -78,6 +80,7 @@ impl Run {
             max_skipped: raw.max_skipped()?,
             communication_timeout: raw.communication_timeout()?,
             hang_factor: raw.hang_factor()?,
+            checksum_every: raw.checksum_every()?,
             // Determinism is free on a CPU, but not on a GPU.
             deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
             // Graphs have known faults in several versions of ROCm.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod checksum;
 mod generation;
 mod groups;
 mod in_flight;
@@ -18,6 +19,7 @@ mod store;
 mod transfers;
 mod unit;
 
+pub use checksum::{Checksums, WeightChecksum};
 pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
 pub use initial_weights::InitialWeights;

@@ -243,6 +243,12 @@ impl UnitState {
         (self.weights.resident.ready().view(), self.resident.clone())
     }
 
+    /// The states that this rank holds.
+    pub fn states(&self) -> Vec<View<'_>> {
+        let moments = [&self.first_moment, &self.second_moment];
+        self.master.iter().chain(moments).map(Buffer::view).collect()
+    }
+
     /// The parameters that the optimizer updates.
     pub fn parameters(&self) -> Parameters<'_> {
         let own_weights = self.weights.resident.ready().slice(within(&self.owned, &self.resident));

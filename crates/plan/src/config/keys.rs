@@ -388,6 +388,9 @@ table! {
         /// at least 6 s and at most `communication_timeout`, while no rank begins an op; with 0 only
         /// `communication_timeout` counts. See [the watchdog](recovery.md#the-watchdog)
         hang_factor: u64, default 20, in 0..=1_000_000;
+        /// steps between checks of weights and states by checksums, for errors of memory that nothing else shows; with 0
+        /// none. See [silent corruption](recovery.md#silent-corruption)
+        checksum_every: u64, default 0, in 0..=MAX_STEPS;
         /// the same seed and layout give the same bits. The CPU always does this; on a GPU it costs time and memory:
         /// see [the CUDA backend](cuda.md#what-is-deterministic)
         deterministic: bool, else "true on the CPU, false on GPUs";
