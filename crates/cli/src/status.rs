@@ -1,6 +1,7 @@
 //! `kintsugi status`: runs and their jobs, by the files of the runs and what Slurm says.
 
 mod jobs;
+mod why;
 
 use std::fmt::Write;
 use std::fs;
@@ -35,6 +36,9 @@ pub struct Arguments {
     /// Prints nothing, and exits with 0 if the run in FOLDER has reached its last step, else with 1; for scripts
     #[arg(long, conflicts_with = "json")]
     finished: bool,
+    /// Shows why the run in FOLDER has failed, and what its ranks did last
+    #[arg(long, conflicts_with = "finished")]
+    why: bool,
     /// Prints the status as JSON
     #[arg(long)]
     json: bool,
@@ -46,6 +50,8 @@ Examples:
       the run in out
   kintsugi status runs --json
       all runs in the folder runs, for scripts
+  kintsugi status --why out
+      who was the cause of failures, and the last op of every rank
   kintsugi status --finished out && echo done
       whether a run has finished";
 
@@ -74,6 +80,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if !folder.is_dir() {
         return Err(Failure::mistake(format!("{} is not a folder", folder.display())));
+    }
+    if arguments.why {
+        return why::run(folder, Output { json: arguments.json });
     }
     let folders = folders(folder)?;
     let named: Vec<(PathBuf, String)> = folders

@@ -98,6 +98,17 @@ impl Flight {
     }
 }
 
+impl Flight {
+    /// The ranks that have a flight recorder, in order.
+    pub fn ranks(out: &Path) -> Vec<usize> {
+        let entries = fs::read_dir(out.join(FLIGHT)).into_iter().flatten().flatten();
+        let rank = |name: std::ffi::OsString| name.to_str()?.strip_prefix("rank-")?.parse().ok();
+        let mut ranks: Vec<usize> = entries.filter_map(|entry| rank(entry.file_name())).collect();
+        ranks.sort_unstable();
+        ranks
+    }
+}
+
 impl RecordedOp {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.splitn(3, ' ');

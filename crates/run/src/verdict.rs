@@ -52,14 +52,8 @@ impl Verdict {
                 ranks.push(rank);
             }
         }
-        let last_ops = |rank| {
-            let Flight { place, ops } = Flight::read(out, rank)?;
-            let since_s = ops.last().map_or(0.0, |last| time - last.time as f64 / 1e6);
-            let skipped = ops.len().saturating_sub(LAST_OPS);
-            let ops = ops.into_iter().skip(skipped).map(|op| (op.step, op.op)).collect();
-            Some(LastOps { rank, place, since_s, ops })
-        };
-        Verdict { time, message, culprit, ranks: ranks.into_iter().filter_map(last_ops).collect() }
+        let ranks = ranks.into_iter().filter_map(|rank| LastOps::read(out, rank, time)).collect();
+        Verdict { time, message, culprit, ranks }
     }
 
     /// Adds it to the verdicts of the run.
@@ -72,6 +66,26 @@ impl Verdict {
     pub fn read_all(out: &Path) -> Vec<Verdict> {
         let bytes = input::bytes(&out.join(VERDICTS), input::MAX_WRITTEN_BY_PROGRAMS).unwrap_or_default();
         bytes.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+    }
+}
+
+impl LastOps {
+    /// What a rank did last, seen at a time in seconds since 1970, from its flight recorder in the run's folder.
+    fn read(out: &Path, rank: usize, time: f64) -> Option<Self> {
+        let Flight { place, ops } = Flight::read(out, rank)?;
+        let since_s = ops.last().map_or(0.0, |last| time - last.time as f64 / 1e6);
+        let skipped = ops.len().saturating_sub(LAST_OPS);
+        let ops = ops.into_iter().skip(skipped).map(|op| (op.step, op.op)).collect();
+        Some(LastOps { rank, place, since_s, ops })
+    }
+
+    /// What all ranks of a run did last, seen now. Whoever has begun no op for the longest time is first.
+    pub fn read_all(out: &Path) -> Vec<LastOps> {
+        let time = now();
+        let mut all: Vec<LastOps> =
+            Flight::ranks(out).into_iter().filter_map(|rank| LastOps::read(out, rank, time)).collect();
+        all.sort_by(|one, other| other.since_s.total_cmp(&one.since_s));
+        all
     }
 }
 
@@ -113,6 +127,8 @@ mod tests {
         let verdict = Verdict::new(&out, "rank 0 waits".to_owned(), Some(2), &[0, 2, 7]);
         verdict.add(&out).expect("it is written");
         verdict.add(&out).expect("it is written");
+        let all: Vec<usize> = LastOps::read_all(&out).iter().map(|last| last.rank).collect();
+        assert_eq!(all, [2, 0], "rank 2 has begun its last op before rank 0");
         let found = Verdict::read_all(&out);
         std::fs::remove_dir_all(&out).ok();
         assert_eq!(found, [verdict.clone(), verdict.clone()]);

@@ -63,6 +63,9 @@ fn disturb(name: &str, launcher: (Need, &str), (signal_name, rank): (&str, usize
     let summary = std::fs::read_to_string(folder.join("out/summary.json")).expect("a summary");
     let summary: Value = serde_json::from_str(&summary).expect("JSON");
     assert_eq!(summary["restarts"]["restarts"], 1, "{summary}");
+    let why = stdout(&kintsugi(&folder, &["status", "--why", "out"]));
+    let shown = verdicts.iter().filter(|verdict| why.contains(&format!(" ago: {}\n", verdict.message))).count();
+    assert!(shown == verdicts.len() && why.contains("  rank 2 ("), "{why}");
     let restarts = json_lines(&folder.join("out/restarts.jsonl"));
     let number = |key: &str| restarts[0][key].as_u64().expect("a number");
     assert!(number("resumed_after").is_multiple_of(25) && number("last_step") > 30, "{restarts:?}");
