@@ -107,6 +107,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let Some(crate::Command::Train(train)) = command else {
             return Err(Failure::mistake("--slurm needs the command train"));
         };
+        if arguments.restarts > 0 {
+            return Err(Failure::mistake(
+                "--restarts is not for --slurm: a job whose rank fails is queued again by itself and continues",
+            ));
+        }
         return slurm::run(&arguments.slurm, arguments.nodes, arguments.print, &train, &arguments.command);
     }
     let ranks = arguments.ranks.expect("it is required without --slurm");

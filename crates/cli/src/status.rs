@@ -198,6 +198,7 @@ fn text(Entry { run, status, placed, ended, jobs }: &Entry) -> String {
     let mut facts = vec![fact("run", format!("{}: {word}", run.display()))];
     if let Some(status) = status {
         facts.extend(progress(status).map(|text| fact("step", text)));
+        facts.extend(status.stragglers.iter().map(|straggler| fact("slow", straggler.to_string())));
         let saved = status.checkpoint.as_ref();
         facts.extend(
             saved.map(|saved| fact("saved", format!("step {}, {}", saved.step, saved.path.display()))),

@@ -77,6 +77,22 @@ pub trait World: Send + Sync {
         let _ = limit;
     }
 
+    /// Tells rank 0 how long the rank of this process computes in a step, without its waits.
+    fn set_compute_time(&self, time: Duration) {
+        let _ = time;
+    }
+
+    /// In the process of rank 0: the last such times of all ranks, zero for those that have told none. Empty if ranks are threads.
+    fn compute_times(&self) -> Vec<Duration> {
+        Vec::new()
+    }
+
+    /// In the process of rank 0: the host of a rank, if ranks may be on several.
+    fn host_of(&self, rank: usize) -> Option<String> {
+        let _ = rank;
+        None
+    }
+
     /// Finished pieces of work of all processes that this one knows of: see [`kintsugi_spec::work`].
     fn finished_pieces(&self) -> u64;
 

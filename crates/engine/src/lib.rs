@@ -16,6 +16,7 @@ mod resume_split;
 mod shard_records;
 mod source;
 mod start;
+mod stragglers;
 mod threads;
 mod tokenizers;
 mod trace;

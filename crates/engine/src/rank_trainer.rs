@@ -8,11 +8,12 @@
 //! them, it asks all ranks to stop in that earlier step. The ranks agree to stop, as they do after a signal, and save a
 //! checkpoint.
 
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
 use kintsugi_checkpoint::{CheckpointSaver, RunProgress};
-use kintsugi_comm::{RankFailure, Traffic};
+use kintsugi_comm::{RankFailure, Traffic, TransferObserver};
 use kintsugi_data::{Dataset, Split};
 use kintsugi_plan::{DeviceKind, Op, Plan, Program, StepOp};
 use kintsugi_rank::{NonFinite, RankMemory, StepResult};
@@ -30,6 +31,7 @@ use crate::op_watch::OpWatch;
 use crate::pending_step::{FinishedStep, PendingStep, StepSpan};
 use crate::report::{History, RankResult, set_validation, step_report};
 use crate::source::{BatchReader, ReadAhead, StepTokens};
+use crate::stragglers::{ComputeTime, Stragglers, WaitClock};
 use crate::trace::Timer;
 use crate::validation_batches::ValidationDataset;
 use crate::{Event, RankError, StepReport, TrainOptions, Worker};
@@ -52,6 +54,10 @@ pub(crate) struct RankTrainer<'a> {
 /// The state of a rank's training loop.
 struct LoopState {
     watch: OpWatch,
+    /// How long this rank computes in a step. `None` if that is not measured.
+    computing: Option<ComputeTime>,
+    /// In rank 0, if ranks are compared.
+    stragglers: Option<Stragglers>,
     history: History,
     /// Steps that the device replayed from a captured graph.
     replayed: u64,
@@ -94,6 +100,7 @@ impl RankTrainer<'_> {
             evaluation.load(plan)?;
         }
         let mut state = LoopState::new(&before, self.op_watch(worker));
+        self.observe_waits(worker, &mut state);
         let mut corruption =
             CorruptionCheck::new(plan.run.checksum_every, plan.run.deterministic, self.checksums);
         let (mut traffic, mut spans) = (Traffic::default(), Vec::new());
@@ -105,6 +112,9 @@ impl RankTrainer<'_> {
                 reader.read_next()
             };
             state.watch.begin_step(step);
+            if let Some(computing) = &mut state.computing {
+                computing.begin_step();
+            }
             if !tokens_read || options.stop.load(Ordering::Relaxed) {
                 worker.rank.ask_to_stop();
             }
@@ -128,6 +138,9 @@ impl RankTrainer<'_> {
                 spans = timer.map_or(spans, Timer::end);
             } else {
                 state.replayed += self.enqueue(worker, &program, reader.current(), &mut state.watch)?;
+            }
+            if let Some(computing) = &mut state.computing {
+                worker.world.set_compute_time(computing.end_step());
             }
             corruption.record(step + 1, worker.number, &worker.rank, &*worker.world)?;
             let span = StepSpan { begun, ended: worker.backend.mark(), energy };
@@ -232,7 +245,10 @@ impl RankTrainer<'_> {
         worker.world.set_step_limit(state.watch.end_step());
         let (seconds, joules) = span.measure(self.gpu);
         let finished = FinishedStep { step, batch, seconds, joules, host_waits, result };
-        let report = step_report(self.plan, &finished);
+        let mut report = step_report(self.plan, &finished);
+        if let Some(stragglers) = &mut state.stragglers {
+            report.stragglers = stragglers.after_step(report.step, &*worker.world);
+        }
         state.skipped_in_a_row = finished.result.control(control::SKIPPED_IN_A_ROW) as u64;
         state.stop_agreed = finished.result.stop_agreed();
         if state.save_unconfirmed && !report.skipped {
@@ -294,6 +310,21 @@ impl RankTrainer<'_> {
                 events.send(event).ok();
             }));
         }
+    }
+
+    /// Measures how long this rank computes, if it is a process of its own and its host waits for transfers itself. Rank 0 compares.
+    fn observe_waits(&self, worker: &mut Worker, state: &mut LoopState) {
+        let world = &worker.world;
+        if self.plan.run.device.is_gpu() || world.local_ranks().len() == world.ranks() {
+            return;
+        }
+        if world.is_first() {
+            state.stragglers = Some(Stragglers::new(self.plan.mesh));
+        }
+        let clock = Rc::new(WaitClock::default());
+        let observer: Rc<dyn TransferObserver> = Rc::<WaitClock>::clone(&clock);
+        worker.rank.observe(&observer);
+        state.computing = Some(ComputeTime::new(clock));
     }
 
     /// Watches the ops of this rank.
@@ -373,6 +404,8 @@ impl LoopState {
     fn new(before: &RunProgress, watch: OpWatch) -> Self {
         LoopState {
             watch,
+            computing: None,
+            stragglers: None,
             history: History::new(before),
             replayed: 0,
             skipped_in_a_row: 0,

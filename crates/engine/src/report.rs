@@ -46,6 +46,7 @@ pub(crate) fn step_report(plan: &Plan, finished: &FinishedStep) -> StepReport {
         checkpoint_s: None,
         validation_loss: None,
         validation_losses: BTreeMap::new(),
+        stragglers: Vec::new(),
     }
 }
 
@@ -324,6 +325,7 @@ mod tests {
             checkpoint_s: None,
             validation_loss: None,
             validation_losses: BTreeMap::new(),
+            stragglers: Vec::new(),
         }
     }
 }

@@ -139,6 +139,9 @@ fn progress(run: &ReportRun) -> Facts {
         add(&format!("epochs of {source}"), shown);
     }
     add("skipped steps", steps.skipped.len().to_string());
+    for straggler in &steps.stragglers {
+        add("straggler", straggler.to_string());
+    }
     add("checkpoints", steps.checkpoints.len().to_string());
     facts
 }

@@ -7,9 +7,9 @@ use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::time::SystemTime;
 
-use crate::OpenFolder;
 use crate::files::METRICS;
 use crate::metrics_line::Line;
+use crate::{OpenFolder, Straggler};
 
 /// The longest line of metrics that is read.
 const LONGEST_LINE: u64 = 1 << 20;
@@ -39,6 +39,8 @@ pub struct Columns {
     pub validation: BTreeMap<String, (Vec<f64>, Vec<f64>)>,
     /// Epochs of every source at the last step.
     pub epochs: BTreeMap<String, f64>,
+    /// Ranks that compute more slowly than others at the last step.
+    pub stragglers: Vec<Straggler>,
     /// Whole lines that could not be read.
     pub damaged: usize,
     /// Whether the file is longer than what is read of it.
@@ -127,6 +129,7 @@ impl Columns {
             steps.push(step);
             losses.push(number(loss));
         }
+        self.stragglers = line.stragglers;
         if !line.epochs.is_empty() {
             self.epochs = line.epochs.into_iter().map(|(source, epochs)| (source, number(epochs))).collect();
         }

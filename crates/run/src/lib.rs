@@ -17,6 +17,7 @@ mod restarts;
 mod run_folder;
 mod status;
 mod step_report;
+mod straggler;
 mod summary;
 mod verdict;
 
@@ -32,5 +33,6 @@ pub use restarts::{FolderState, Restart, RestartSummary, read_restarts, write_re
 pub use run_folder::{MAX_TRACE, RunFolder, RunState, has_metrics, is_run};
 pub use status::{NewestCheckpoint, RunStatus};
 pub use step_report::StepReport;
+pub use straggler::Straggler;
 pub use summary::{Figures, RunSummary, SavingSummary, Summary};
 pub use verdict::{LastOps, Verdict};

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kintsugi_plan::Plan;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::StepReport;
+use crate::{StepReport, Straggler};
 use crate::summary::{Numbers, or_default};
 
 /// The version of the lines. It grows if a field changes its meaning or goes; a new field leaves it as it is.
@@ -69,6 +69,8 @@ pub(crate) struct Line {
     pub(crate) validation_losses: Numbers<f64>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) epochs: Numbers<f64>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) stragglers: Vec<Straggler>,
 }
 
 /// A number that the file has: not a number if it is `null` there.
@@ -99,6 +101,7 @@ mod tests {
             checkpoint_s: Some(0.1),
             validation_loss: Some(2.25),
             validation_losses: BTreeMap::from([("a".to_owned(), 2.0)]),
+            stragglers: vec![Straggler { rank: 3, host: None, compute_s: 0.3, median_s: 0.2 }],
         };
         let epochs = BTreeMap::from([("a".to_owned(), 0.5)]);
         let line = MetricsLine { schema: SCHEMA, time: 9.0, report: &report, samples: 6, epochs };
@@ -110,5 +113,6 @@ mod tests {
         assert_eq!((read.energy_j, read.checkpoint_s, read.skipped), (Some(7.0), Some(0.1), true));
         assert_eq!((read.validation_loss, read.validation_losses["a"]), (Some(2.25), Some(2.0)));
         assert_eq!(read.epochs["a"], Some(0.5));
+        assert_eq!(read.stragglers, report.stragglers);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use kintsugi_checkpoint::CheckpointFolder;
 use serde::Serialize;
 
-use crate::{RunFolder, RunState};
+use crate::{RunFolder, RunState, Straggler};
 
 /// How many of the last steps the time left is estimated by.
 const RECENT: usize = 20;
@@ -25,6 +25,8 @@ pub struct RunStatus {
     pub tokens_per_s: Option<f64>,
     /// Seconds that the rest will take, if it is not over.
     pub left_s: Option<f64>,
+    /// Ranks that compute more slowly than the others of their stage at the last step.
+    pub stragglers: Vec<Straggler>,
     /// The newest checkpoint.
     pub checkpoint: Option<NewestCheckpoint>,
     /// The signal that stopped it.
@@ -62,6 +64,7 @@ impl RunStatus {
                 .filter(|_| !is_over)
                 .zip(median_of_last(&columns.step_s))
                 .map(|(left, step_s)| left as f64 * step_s),
+            stragglers: columns.stragglers.clone(),
             checkpoint: newest(out),
             stopped_by: summary.and_then(|summary| summary.stopped_by.clone()),
             failure: summary.and_then(|summary| summary.failure.clone()),
@@ -94,13 +97,14 @@ mod tests {
         let out = std::env::temp_dir().join(format!("kintsugi-status-{}", std::process::id()));
         fs::create_dir_all(out.join("checkpoints/step-00000002")).expect("a folder");
         fs::create_dir_all(out.join("checkpoints/kintsugi-step-00000003.partial")).expect("a folder");
-        let lines = "{\"step\":1,\"loss\":3.5,\"step_s\":2.0}\n{\"st\n{\"step\":2,\"loss\":null,\"step_s\":1.0}\n{\"step\":3,\"lo";
+        let lines = "{\"step\":1,\"loss\":3.5,\"step_s\":2.0}\n{\"st\n{\"step\":2,\"loss\":null,\"step_s\":1.0,\"stragglers\":[{\"rank\":1,\"compute_s\":2,\"median_s\":1}]}\n{\"step\":3,\"lo";
         fs::write(out.join(METRICS), lines).expect("a file");
         fs::write(out.join(SUMMARY), "{\"stopped\":tr").expect("a file");
         let run = RunFolder::open(&out, String::new()).expect("a run");
         let status = RunStatus::new(&run, &out);
         assert_eq!((status.state, status.step, status.loss), (RunState::Running, Some(2), None));
         assert_eq!(status.checkpoint.expect("a checkpoint").step, 2);
+        assert_eq!(status.stragglers[0].rank, 1);
         assert_eq!((status.steps, status.left_s, status.failure), (None, None, None));
         fs::remove_dir_all(&out).ok();
     }

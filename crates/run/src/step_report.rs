@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::Straggler;
+
 /// The report of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
@@ -47,4 +49,7 @@ pub struct StepReport {
     /// The validation loss of every source, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_losses: BTreeMap<String, f64>,
+    /// Ranks that compute more slowly than the others of their stage.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stragglers: Vec<Straggler>,
 }

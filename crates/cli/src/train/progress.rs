@@ -22,6 +22,8 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     /// Whether lines are printed for steps.
     has_lines: bool,
+    /// Those of the last step. Each is named once.
+    stragglers: Vec<usize>,
     lines: LineSchedule,
     /// The first step of this run, and when it ended.
     first: Option<(u64, Instant)>,
@@ -79,6 +81,7 @@ impl Progress {
             // The bar shows every step, so lines are printed only on request.
             has_lines: bar.is_none() || plan.run.log_every.is_some(),
             bar,
+            stragglers: Vec::new(),
             lines: LineSchedule::new(steps, plan.run.log_every),
             first: None,
         }
@@ -120,6 +123,12 @@ impl Progress {
             let left = time_left(self.steps - report.step, step_s);
             self.line(report.step, &format!("{}{left}", self.state(report)));
         }
+        for straggler in &report.stragglers {
+            if !self.stragglers.contains(&straggler.rank) {
+                self.line(report.step, &straggler.to_string());
+            }
+        }
+        self.stragglers = report.stragglers.iter().map(|straggler| straggler.rank).collect();
         if let Some(loss) = report.validation_loss {
             let each = report.validation_losses.iter().map(|(source, loss)| format!("{source} {loss:.4}"));
             let each = each.collect::<Vec<_>>().join(", ");

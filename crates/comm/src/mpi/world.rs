@@ -118,6 +118,18 @@ impl World for MpiWorld {
         self.mpi.rendezvous().failure()
     }
 
+    fn set_compute_time(&self, time: Duration) {
+        self.mpi.rendezvous().set_compute_time(time);
+    }
+
+    fn compute_times(&self) -> Vec<Duration> {
+        self.mpi.rendezvous().compute_times()
+    }
+
+    fn host_of(&self, rank: usize) -> Option<String> {
+        Some(self.mpi.rendezvous().host_of(rank).to_owned())
+    }
+
     fn host(&self) -> Option<String> {
         Some(self.mpi.host.clone())
     }

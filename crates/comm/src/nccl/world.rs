@@ -255,6 +255,18 @@ impl World for NcclWorld {
         self.state.failure()
     }
 
+    fn set_compute_time(&self, time: Duration) {
+        self.process.rendezvous.set_compute_time(time);
+    }
+
+    fn compute_times(&self) -> Vec<Duration> {
+        self.process.rendezvous.compute_times()
+    }
+
+    fn host_of(&self, rank: usize) -> Option<String> {
+        Some(self.process.rendezvous.host_of(rank).to_owned())
+    }
+
     fn host(&self) -> Option<String> {
         Some(self.process.rendezvous.host.clone())
     }

@@ -3,6 +3,7 @@
 //! It also looks at what the rank's own thread cannot: calls of a library that do not return, and a failure of the job that the
 //! rank does not notice because it is in such a call.
 
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,8 @@ impl Rendezvous {
     fn status(&self) -> Status {
         let pieces = if self.rank == 0 { self.pieces() } else { finished_pieces() };
         let paused = if self.rank == 0 { self.is_paused() } else { work::is_paused() };
-        Status { pieces, wait: self.current_wait().map(CurrentWait::described), paused }
+        let wait = self.current_wait().map(CurrentWait::described);
+        Status { pieces, wait, paused, compute_us: self.compute_us.load(Ordering::Relaxed) }
     }
 
     /// Says that a call does not return, and ends the job when the limit is over.

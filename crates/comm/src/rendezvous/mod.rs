@@ -79,6 +79,8 @@ pub struct Rendezvous {
     step_limit: AtomicU64,
     /// Whether a step has run, so that every process is known to send heartbeats in time.
     has_trained: AtomicBool,
+    /// How long the rank of this process computes in a step, in microseconds.
+    compute_us: AtomicU64,
     /// What the rank of this process waits for.
     wait: Mutex<Option<CurrentWait>>,
     /// When this process was stopped itself.
@@ -240,6 +242,7 @@ impl Rendezvous {
             limit: AtomicU64::new(LIMIT.as_millis() as u64),
             step_limit: AtomicU64::new(0),
             has_trained: AtomicBool::new(false),
+            compute_us: AtomicU64::new(0),
             wait: Mutex::default(),
             stops: StopClock::new(),
         }
@@ -325,6 +328,26 @@ impl Rendezvous {
         let milliseconds = limit.map_or(0, |limit| limit.as_millis().clamp(1, u128::from(u64::MAX)) as u64);
         self.step_limit.store(milliseconds, Ordering::Relaxed);
         self.has_trained.fetch_or(limit.is_some(), Ordering::Relaxed);
+    }
+
+    /// Sets how long the rank of this process computes in a step. The next heartbeat tells rank 0.
+    pub(crate) fn set_compute_time(&self, time: Duration) {
+        self.compute_us.store(time.as_micros().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Rank 0: such times of all processes; zero if one has told none.
+    pub(crate) fn compute_times(&self) -> Vec<Duration> {
+        let mut times = vec![Duration::ZERO; self.size];
+        times[self.rank] = Duration::from_micros(self.compute_us.load(Ordering::Relaxed));
+        for peer in &self.peers {
+            times[peer.rank] = Duration::from_micros(peer.inbox().status.compute_us);
+        }
+        times
+    }
+
+    /// The host of a process to which this one is connected.
+    pub(crate) fn host_of(&self, rank: usize) -> &str {
+        if rank == self.rank { &self.host } else { &self.peer(rank).host }
     }
 
     /// Sets how long this process waits for another that makes no progress.

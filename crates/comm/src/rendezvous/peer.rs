@@ -53,6 +53,8 @@ pub(super) struct Status {
     pub wait: Option<Wait>,
     /// Whether its rank pauses between steps, as for a checkpoint. From rank 0, whether any rank does.
     pub paused: bool,
+    /// How long its rank computes in a step, in microseconds; 0 if that is not known.
+    pub compute_us: u64,
 }
 
 impl Peer {
