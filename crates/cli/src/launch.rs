@@ -4,12 +4,13 @@ mod descendants;
 mod local;
 mod restarts;
 mod slurm;
+mod step;
 mod stop;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +61,7 @@ pub struct Arguments {
     /// Number of nodes to divide them over; without it the launcher decides
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     nodes: Option<u32>,
-    /// The launcher, if it is not the mpirun in PATH
+    /// The launcher, if it is not the mpirun in PATH; srun in an allocation of Slurm
     #[arg(long, value_name = "PATH", default_value = "mpirun")]
     mpirun: PathBuf,
     /// Starts the processes on this machine without MPI, for run.transport = "nccl"
@@ -93,6 +94,8 @@ Examples:
       three jobs of a Slurm cluster, of which each continues the run of the one before
   kintsugi launch --slurm --print --site mine.toml train run.toml
       the batch script, with the options of a file of your own
+  kintsugi launch --mpirun srun --ranks 8 --nodes 2 --restarts 3 train run.toml
+      in an allocation of Slurm; a node that has failed is replaced by another one of the allocation
   kintsugi launch --ranks 8 --restarts 3 train run.toml --set run.checkpoint_every=100
       survives three failures of ranks
   kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
@@ -132,7 +135,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             "--ranks {ranks} cannot be divided equally over --nodes {nodes}"
         )));
     }
-    let command = |words: &[OsString]| launcher.command(&arguments.mpirun, ranks, arguments.nodes, words);
+    let out = run.as_ref().map(|run| run.out().to_owned());
+    let command = |words: &[OsString]| {
+        launcher.command(&arguments.mpirun, ranks, arguments.nodes, words, out.as_deref())
+    };
     if arguments.print {
         return output::stdout(&(line(&command(&arguments.command)?) + "\n"));
     }
@@ -143,7 +149,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 pub fn this_command(ranks: usize) -> Result<(), Failure> {
     let mpirun = PathBuf::from("mpirun");
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let command = Launcher::find(&mpirun)?.command(&mpirun, ranks as u32, None, &words)?;
+    let command = Launcher::find(&mpirun)?.command(&mpirun, ranks as u32, None, &words, None)?;
     wait(command, &Supervision::new(false)?)
 }
 
@@ -179,6 +185,8 @@ enum Launcher {
     OpenMpi,
     /// MPICH's and Intel's.
     Hydra,
+    /// Slurm's.
+    Srun,
 }
 
 impl Launcher {
@@ -192,7 +200,7 @@ impl Launcher {
         Launcher::of(&String::from_utf8_lossy(&answer.stdout)).ok_or_else(|| {
             let name = mpirun.display();
             Failure::mistake(format!(
-                "{name} --version names neither Open MPI nor MPICH nor Intel MPI; start the processes \
+                "{name} --version names neither Open MPI nor MPICH nor Intel MPI nor Slurm; start the processes \
                  with your launcher itself, as in {name} -n 8 kintsugi train"
             ))
         })
@@ -202,16 +210,20 @@ impl Launcher {
         if version.contains("Open MPI") || version.contains("OpenRTE") || version.contains("prterun") {
             return Some(Launcher::OpenMpi);
         }
+        if version.starts_with("slurm ") {
+            return Some(Launcher::Srun);
+        }
         (version.contains("HYDRA") || version.contains("Intel(R) MPI")).then_some(Launcher::Hydra)
     }
 
-    /// The launcher with its flags, this program and its arguments.
+    /// The launcher with its flags, this program and its arguments. `out` is the folder of a run that may be started again.
     fn command(
         self,
         mpirun: &PathBuf,
         ranks: u32,
         nodes: Option<u32>,
         words: &[OsString],
+        out: Option<&Path>,
     ) -> Result<Command, Failure> {
         let program = std::env::current_exe()
             .map_err(|error| Failure::run(ErrorContext::new("cannot find kintsugi", error)))?;
@@ -235,6 +247,9 @@ impl Launcher {
                 if let Some(per_node) = per_node {
                     command.args(["-ppn", &per_node.to_string()]);
                 }
+            }
+            Launcher::Srun => {
+                command.args(step::options(nodes, ranks, out)?);
             }
         }
         command.arg(program).args(words);
@@ -394,6 +409,7 @@ mod tests {
         assert_eq!(Launcher::of("HYDRA build details:\n    Version: 4.0.2"), Some(Launcher::Hydra));
         let intel = "Intel(R) MPI Library for Linux* OS, Version 2021.19";
         assert_eq!(Launcher::of(intel), Some(Launcher::Hydra));
+        assert_eq!(Launcher::of("slurm 22.05.8\n"), Some(Launcher::Srun));
         assert_eq!(Launcher::of("something else"), None);
     }
 

@@ -39,6 +39,11 @@ impl RestartableRun {
         }
         Ok(RestartableRun { out: plan.run.out, allowed })
     }
+
+    /// The folder of the run.
+    pub fn out(&self) -> &Path {
+        &self.out
+    }
 }
 
 /// Runs a command by `attempt`, which gets its words, until an attempt ends well or no further one is allowed.

@@ -3,6 +3,7 @@
 mod best;
 mod config;
 mod convert;
+mod corruption;
 mod data_errors;
 mod documents;
 mod end_of_document;

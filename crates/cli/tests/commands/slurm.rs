@@ -98,6 +98,26 @@ impl Cluster {
         });
     }
 
+    /// The processes of this cluster with a setting, by rank.
+    fn ranks(&self, setting: &str) -> std::collections::BTreeMap<usize, u32> {
+        let mut found = std::collections::BTreeMap::new();
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let file = |name: &str| {
+                let bytes = fs::read(entry.path().join(name)).unwrap_or_default();
+                String::from_utf8_lossy(&bytes).into_owned()
+            };
+            let environment = file("environ");
+            let conf = format!("SLURM_CONF={}", self.folder.join("slurm.conf").display());
+            let is_one = environment.split('\0').any(|variable| variable == conf)
+                && file("cmdline").split('\0').any(|word| word == setting);
+            let number = |variable: &str| variable.strip_prefix("SLURM_PROCID=")?.parse().ok();
+            let rank = environment.split('\0').find_map(number);
+            found.extend(rank.filter(|_| is_one).map(|rank: usize| (rank, pid)));
+        }
+        found
+    }
+
     /// Kills the daemon of a node, and everything that Slurm runs on it.
     fn lose(&self, node: &str) {
         let conf = self.folder.join("slurm.conf");
@@ -267,12 +287,43 @@ fn jobs_train_what_threads_train_and_survive_the_queue() {
         );
     }
 
+    if cases(false, true) {
+        a_rank_that_dies_in_an_allocation_is_replaced_by_a_new_step(&cluster, work, &run(&[]), &reference, nodes);
+    }
+
     // What Slurm stores has no secret, and nobody else reads what a run writes.
     assert!(!has_text(&cluster.folder, b"swordfish"), "a secret of the shell is in Slurm's files");
     for file in ["chain/metrics.jsonl", "chain/summary.json", &format!("requeued/slurm-{}.log", requeued[0])]
     {
         assert_eq!(fs::metadata(out(file)).unwrap().mode() & 0o077, 0, "{file}");
     }
+}
+
+/// `launch --mpirun srun --restarts` inside an allocation that has a node more than is needed.
+fn a_rank_that_dies_in_an_allocation_is_replaced_by_a_new_step(
+    cluster: &Cluster,
+    work: &Path,
+    settings: &[&str],
+    reference: &[String],
+    nodes: usize,
+) {
+    let [all, nodes, ranks] = [nodes + 1, nodes, 2 * nodes].map(|count| count.to_string());
+    let sets = ["run.out=step", "run.checkpoint_every=5"];
+    let sets = settings.iter().chain(&sets).flat_map(|set| ["--set", set]);
+    let salloc = ["--nodes", &all, "--ntasks-per-node=2", "--no-kill", env!("CARGO_BIN_EXE_kintsugi")];
+    let launch = ["launch", "--mpirun", "srun", "--ranks", &ranks, "--nodes", &nodes, "--restarts", "1", "train"];
+    let arguments: Vec<&str> = salloc.into_iter().chain(launch).chain(sets).collect();
+    let mut salloc = cluster.command(work, "salloc", &arguments);
+    salloc.env("KINTSUGI_MPI", "libmpi.so.40").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let job = salloc.spawn().unwrap();
+    wait_for("a checkpoint", || cluster.status(work, "step")["checkpoint"]["step"].as_u64());
+    let victim = cluster.ranks("run.out=step")[&3];
+    Command::new("kill").args(["-KILL", &victim.to_string()]).output().unwrap();
+    let output = job.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("restarted: step "), "{text}");
+    assert!(text.contains("verdict: rank 3 (") && text.contains("note     without node "), "{text}");
+    assert_eq!(losses(&work.join("step")), *reference);
 }
 
 /// A node is lost with its daemon and all its tasks. The ranks that are left find out by themselves, before Slurm does. The job is
