@@ -132,16 +132,15 @@ fn odd_one(all: &[RankWeights]) -> Option<Odd> {
 impl Odd {
     fn failure(self, step: u64) -> RankFailure {
         let Odd { rank, other, is_cause, what } = self;
-        let reason = if is_cause {
-            format!(
-                "{what} differ from those of rank {other} and most others; the memory of this rank is not sound"
-            )
+        let (others, whose, blame) = if is_cause {
+            (" and most others", "this rank", Blame::Rank)
         } else {
-            format!("{what} differ from those of rank {other}; the memory of one of them is not sound")
+            ("", "one of them", Blame::Nobody)
         };
-        let blame = if is_cause { Blame::Rank } else { Blame::Nobody };
-        let failure = RankFailure::new(rank, format!("the check of its weights after step {step}"), reason);
-        RankFailure { peer: Some(other), blame, ..failure }
+        let reason = format!(
+            "after step {step} {what} differ from those of rank {other}{others}; the memory of {whose} is not sound"
+        );
+        RankFailure { peer: Some(other), blame, ..RankFailure::new(rank, "the end of a step", reason) }
     }
 }
 
@@ -236,10 +235,8 @@ mod tests {
         };
         let most = found(LAYOUTS[0]);
         assert_eq!((most.rank, most.culprit()), (1, Some(1)), "{most}");
-        assert!(
-            most.to_string().starts_with("rank 1 failed in the check of its weights after step 2: "),
-            "{most}"
-        );
+        let expected = "after step 2 the weights of table differ from those of rank 0 and most others; ";
+        assert!(most.reason.starts_with(expected), "{most}");
         // Of two ranks, nobody knows which one is right. The parameters that every tp rank holds are compared over tp.
         let two = found(LAYOUTS[2]);
         assert_eq!(two.culprit(), None, "{two}");

@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_slower_than_its_stage_for_some_steps_is_a_straggler() {
-        let sets = ["parallel.tp=1", "parallel.pp=2", "parallel.dp=3"];
+        let sets = ["parallel.tp=1", "parallel.pp=2", "parallel.dp=3", "batch.global=24"];
         let plan = ConfigSource::demo().sets(sets).plan().expect("a plan");
         let mut stragglers = Stragglers::new(plan.mesh);
         let slow = (0..6).find(|&rank| plan.mesh.coordinate(rank).pp() == 1).expect("two stages");

@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kintsugi_plan::Plan;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{StepReport, Straggler};
 use crate::summary::{Numbers, or_default};
+use crate::{StepReport, Straggler};
 
 /// The version of the lines. It grows if a field changes its meaning or goes; a new field leaves it as it is.
 const SCHEMA: u32 = 1;

@@ -64,7 +64,8 @@ fn disturb(name: &str, launcher: (Need, &str), (signal_name, rank): (&str, usize
     let summary: Value = serde_json::from_str(&summary).expect("JSON");
     assert_eq!(summary["restarts"]["restarts"], 1, "{summary}");
     let why = stdout(&kintsugi(&folder, &["status", "--why", "out"]));
-    let shown = verdicts.iter().filter(|verdict| why.contains(&format!(" ago: {}\n", verdict.message))).count();
+    let shown =
+        verdicts.iter().filter(|verdict| why.contains(&format!(" ago: {}\n", verdict.message))).count();
     assert!(shown == verdicts.len() && why.contains("  rank 2 ("), "{why}");
     let restarts = json_lines(&folder.join("out/restarts.jsonl"));
     let number = |key: &str| restarts[0][key].as_u64().expect("a number");

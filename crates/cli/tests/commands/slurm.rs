@@ -58,7 +58,8 @@ impl Cluster {
             .current_dir(work);
         command.env("SLURM_CONF", self.folder.join("slurm.conf")).env_remove("COLUMNS");
         // Nodes that are one machine: see scripts/slurm-cluster.
-        command.envs([("OMPI_MCA_pml", "ucx"), ("OMPI_MCA_btl", "self"), ("UCX_TLS", "self,posix,sysv")]);
+        let open_mpi = [("pml", "ucx"), ("pml_ucx_tls", "any"), ("pml_ucx_devices", "any"), ("btl", "self")];
+        command.envs(open_mpi.map(|(name, value)| (format!("OMPI_MCA_{name}"), value)));
         command.env("KINTSUGI_SECRET", "swordfish").env("HF_TOKEN", "swordfish");
         command
     }
@@ -288,7 +289,13 @@ fn jobs_train_what_threads_train_and_survive_the_queue() {
     }
 
     if cases(false, true) {
-        a_rank_that_dies_in_an_allocation_is_replaced_by_a_new_step(&cluster, work, &run(&[]), &reference, nodes);
+        a_rank_that_dies_in_an_allocation_is_replaced_by_a_new_step(
+            &cluster,
+            work,
+            &run(&[]),
+            &reference,
+            nodes,
+        );
     }
 
     // What Slurm stores has no secret, and nobody else reads what a run writes.
@@ -311,7 +318,8 @@ fn a_rank_that_dies_in_an_allocation_is_replaced_by_a_new_step(
     let sets = ["run.out=step", "run.checkpoint_every=5"];
     let sets = settings.iter().chain(&sets).flat_map(|set| ["--set", set]);
     let salloc = ["--nodes", &all, "--ntasks-per-node=2", "--no-kill", env!("CARGO_BIN_EXE_kintsugi")];
-    let launch = ["launch", "--mpirun", "srun", "--ranks", &ranks, "--nodes", &nodes, "--restarts", "1", "train"];
+    let launch =
+        ["launch", "--mpirun", "srun", "--ranks", &ranks, "--nodes", &nodes, "--restarts", "1", "train"];
     let arguments: Vec<&str> = salloc.into_iter().chain(launch).chain(sets).collect();
     let mut salloc = cluster.command(work, "salloc", &arguments);
     salloc.env("KINTSUGI_MPI", "libmpi.so.40").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -335,7 +343,13 @@ fn a_lost_node_is_replaced(cluster: &Cluster, work: &Path, settings: &[&str], re
     let names = cluster.answer(work, "scontrol", &["show", "hostnames", list.trim()]);
     let lost = names.lines().nth(1).unwrap();
     cluster.lose(lost);
-    cluster.start_now(work, &jobs[0]);
+    // It may start by itself, or wait for two minutes.
+    let log = work.join(format!("lost/slurm-{}.log", jobs[0]));
+    let id = format!("jobid={}", jobs[0]);
+    wait_for("the job on other nodes", || {
+        cluster.command(work, "scontrol", &["update", &id, "starttime=now"]).output().unwrap();
+        fs::read_to_string(&log).unwrap().contains("note     resumes after step").then_some(())
+    });
     assert_eq!(cluster.wait_for_end(work, "lost")["ended"], "finished after step 40");
     assert_eq!(losses(&work.join("lost")), *reference);
     let down = cluster.answer(work, "sinfo", &["--noheader", "--Node", "--format=%T", "--nodes", lost]);
