@@ -210,7 +210,8 @@ impl Launcher {
         if version.contains("Open MPI") || version.contains("OpenRTE") || version.contains("prterun") {
             return Some(Launcher::OpenMpi);
         }
-        if version.starts_with("slurm ") {
+        // Debian calls it slurm-wlm.
+        if version.starts_with("slurm") {
             return Some(Launcher::Srun);
         }
         (version.contains("HYDRA") || version.contains("Intel(R) MPI")).then_some(Launcher::Hydra)
@@ -409,7 +410,8 @@ mod tests {
         assert_eq!(Launcher::of("HYDRA build details:\n    Version: 4.0.2"), Some(Launcher::Hydra));
         let intel = "Intel(R) MPI Library for Linux* OS, Version 2021.19";
         assert_eq!(Launcher::of(intel), Some(Launcher::Hydra));
-        assert_eq!(Launcher::of("slurm 22.05.8\n"), Some(Launcher::Srun));
+        assert_eq!(Launcher::of("slurm 23.11.4\n"), Some(Launcher::Srun));
+        assert_eq!(Launcher::of("slurm-wlm 22.05.8\n"), Some(Launcher::Srun));
         assert_eq!(Launcher::of("something else"), None);
     }
 

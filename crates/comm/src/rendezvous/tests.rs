@@ -227,7 +227,9 @@ fn a_step_has_a_shorter_limit_unless_a_rank_pauses() {
 fn rank_0_learns_how_long_every_rank_computes() {
     let members = met(3);
     let time = |rank: u64| Duration::from_millis(10 + rank);
-    members.iter().for_each(|member| member.set_compute_time(time(member.rank as u64)));
+    for member in &members {
+        member.set_compute_time(time(member.rank as u64));
+    }
     eventually(|| members[0].compute_times() == [0, 1, 2].map(time));
     assert_eq!(members[0].host_of(2), host_name());
 }
