@@ -219,20 +219,20 @@ impl ShardingRecord {
 
     /// Checks the mesh and its sharding. Sharding has ranks here, and levels of a cluster in a configuration.
     fn check(&self, mesh: Mesh) -> Result<(), String> {
-        let (sizes, dp) = (Axis::ALL.map(|axis| mesh.size(axis)), mesh.dp());
+        let (sizes, replicas) = (Axis::ALL.map(|axis| mesh.size(axis)), mesh.replicas());
         let ranks = sizes.into_iter().try_fold(1_usize, usize::checked_mul);
         if !ranks.is_some_and(|ranks| (1..=MAX_RANKS).contains(&ranks)) {
             let product = sizes.map(|size| size.to_string()).join(" · ");
             return Err(format!("{NAME} has a mesh of {product} ranks, which is not from 1 to {MAX_RANKS}"));
         }
         let ShardingRecord { weights, gradients, states, secondary, quantized, parts, .. } = self;
-        let divides = |size: &usize| *size > 0 && dp.is_multiple_of(*size);
+        let divides = |size: &usize| *size > 0 && replicas.is_multiple_of(*size);
         let of_parts = parts.iter().try_fold(1_usize, |product, part| product.checked_mul(part.ranks));
         if ![*weights, *gradients, *states, *secondary].iter().all(divides)
             || parts.len() > MAX_PARTS
-            || !(parts.is_empty() || of_parts == Some(dp))
+            || !(parts.is_empty() || of_parts == Some(replicas))
         {
-            return Err(format!("{NAME} has a sharding that does not divide its {dp} replicas"));
+            return Err(format!("{NAME} has a sharding that does not divide its {replicas} replicas"));
         }
         match quantized.iter().find(|codes| !codes.block.is_power_of_two() || codes.block > MAX_BLOCK) {
             Some(codes) => Err(format!("{NAME} has quantised blocks of {} numbers", codes.block)),
@@ -252,8 +252,8 @@ impl ShardingRecord {
             quantized,
             mut parts,
         } = self;
-        if parts.is_empty() && mesh.dp() > 1 {
-            parts.push(Part { span: Span::All, ranks: mesh.dp() });
+        if parts.is_empty() && mesh.replicas() > 1 {
+            parts.push(Part { span: Span::All, ranks: mesh.replicas() });
         }
         let mut parts = parts.into_iter();
         let parts = std::array::from_fn(|_| parts.next());

@@ -48,7 +48,7 @@ impl Shard {
             let dtype = stored_type(plan, stored);
             for unit in plan.owned_units(at.pp()) {
                 let layout = plan.layout(unit);
-                let share = plan.sharding.piece(layout.len, at.dp(), MAX_PARTS);
+                let share = plan.sharding.piece(layout.len, plan.mesh.replica(at), MAX_PARTS);
                 for placed in &layout.placed {
                     let start = placed.range.start.max(share.start);
                     let end = placed.range.end.min(share.end);

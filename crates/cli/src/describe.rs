@@ -74,6 +74,9 @@ fn layout(plan: &Plan) -> [Fact; 2] {
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());
     }
+    if mesh.cp() > 1 {
+        parts.push(format!("attention by {}", word(&plan.cp_attention)));
+    }
     if plan.overlap_tp && mesh.tp() > 1 {
         parts.push("tp overlap".to_owned());
     }

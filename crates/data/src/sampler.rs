@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::{DataError, Dataset, Split};
 
-/// One micro-batch, `[micro_batch, sequence]` each. The vectors are reused, so only the first micro-batch allocates.
+/// A rank's part of one micro-batch, `[micro_batch, sequence]` each, or fewer tokens of each sample under context parallelism. The vectors are reused, so only the first micro-batch allocates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MicroBatch {
     /// Input ids.
@@ -16,6 +16,8 @@ pub struct MicroBatch {
     pub targets: Vec<u32>,
     /// The start of each token's document in its sample. Empty unless requested.
     pub starts: Vec<u32>,
+    /// A whole sample and its document starts, of which the rank has slices.
+    sample: [Vec<u32>; 2],
 }
 
 /// How a global batch is distributed over replicas and micro-batches.
@@ -26,6 +28,8 @@ pub struct Sampler {
     micro_batch: usize,
     dp: usize,
     starts: bool,
+    /// The number of context-parallel ranks, and which of them reads.
+    context: (usize, usize),
 }
 
 impl Sampler {
@@ -36,13 +40,31 @@ impl Sampler {
             global_batch.is_multiple_of(micro_batch * dp),
             "a global batch of {global_batch} is not a multiple of {micro_batch} samples x {dp} replicas"
         );
-        Sampler { sequence, global_batch, micro_batch, dp, starts: false }
+        Sampler { sequence, global_batch, micro_batch, dp, starts: false, context: (1, 0) }
     }
 
     /// Sets whether batches have document starts.
     #[must_use]
     pub fn with_starts(self, starts: bool) -> Sampler {
         Sampler { starts, ..self }
+    }
+
+    /// Sets the slices of every sample that are read: of `2·cp` equal ones, slices `part` and `2·cp − 1 − part`. The plan has
+    /// checked that they are equal.
+    #[must_use]
+    pub fn with_slices(self, cp: usize, part: usize) -> Sampler {
+        assert!(self.sequence.is_multiple_of(2 * cp) || cp == 1, "{} tokens in {cp} parts", self.sequence);
+        Sampler { context: (cp, part), ..self }
+    }
+
+    /// The ranges of a sample's tokens that are read.
+    fn slices(&self) -> [Range<usize>; 2] {
+        let (cp, part) = self.context;
+        if cp == 1 {
+            return [0..self.sequence, self.sequence..self.sequence];
+        }
+        let slice = self.sequence / (2 * cp);
+        [part, 2 * cp - 1 - part].map(|number| number * slice..(number + 1) * slice)
     }
 
     /// Micro-batches of one replica in one step.
@@ -68,7 +90,10 @@ impl Sampler {
         micro: usize,
         batch: &mut MicroBatch,
     ) -> Result<(), DataError> {
-        let MicroBatch { tokens, targets, starts } = batch;
+        if self.context.0 > 1 {
+            return self.sliced_batch(dataset, split, self.indices(step, replica, micro), batch);
+        }
+        let MicroBatch { tokens, targets, starts, sample: _ } = batch;
         let elements = self.micro_batch * self.sequence;
         // The last token of a sample is only a target. The next sample's first token overwrites it.
         tokens.resize(elements + 1, 0);
@@ -84,6 +109,34 @@ impl Sampler {
             }
         }
         tokens.truncate(elements);
+        Ok(())
+    }
+
+    /// The same for slices of every sample.
+    fn sliced_batch(
+        &self,
+        dataset: &dyn Dataset,
+        split: Split,
+        indices: Range<u64>,
+        batch: &mut MicroBatch,
+    ) -> Result<(), DataError> {
+        let MicroBatch { tokens, targets, starts, sample: [sample, documents] } = batch;
+        [&mut *tokens, &mut *targets, &mut *starts].into_iter().for_each(Vec::clear);
+        sample.resize(self.sequence + 1, 0);
+        documents.resize(if self.starts { self.sequence } else { 0 }, 0);
+        for index in indices {
+            dataset.sample(split, index, sample)?;
+            if self.starts {
+                dataset.starts(split, index, documents)?;
+            }
+            for slice in self.slices() {
+                tokens.extend_from_slice(&sample[slice.clone()]);
+                targets.extend_from_slice(&sample[slice.start + 1..=slice.end]);
+                if self.starts {
+                    starts.extend_from_slice(&documents[slice]);
+                }
+            }
+        }
         Ok(())
     }
 }
@@ -124,7 +177,7 @@ mod tests {
         for replica in 0..sampler.dp {
             for micro in 0..sampler.micro_batches() {
                 sampler.batch(&Numbers, split, step, replica, micro, &mut batch).unwrap();
-                let MicroBatch { tokens, targets, starts } = &batch;
+                let MicroBatch { tokens, targets, starts, .. } = &batch;
                 assert_eq!([tokens.len(), targets.len()], [sampler.micro_batch * sampler.sequence; 2]);
                 all.tokens.extend_from_slice(tokens);
                 all.targets.extend_from_slice(targets);
@@ -141,7 +194,7 @@ mod tests {
             let tokens: Vec<u32> = samples.flat_map(|i| 100 * i..100 * i + 5).collect();
             let targets = tokens.iter().map(|token| token + 1).collect();
             let starts = tokens.iter().map(|token| token / 100).collect();
-            let expected = MicroBatch { tokens, targets, starts };
+            let expected = MicroBatch { tokens, targets, starts, ..MicroBatch::default() };
             for (micro_batch, dp) in [(24, 1), (1, 1), (4, 1), (4, 2), (1, 24), (2, 3), (3, 8), (12, 2)] {
                 let sampler = Sampler::new(5, 24, micro_batch, dp);
                 let dealt = step(sampler.with_starts(true), Split::Train, number);
@@ -150,6 +203,25 @@ mod tests {
                 assert_eq!(step(sampler, Split::Train, number), without, "nobody asked for starts");
             }
         }
+    }
+
+    #[test]
+    fn the_slices_of_all_context_parallel_ranks_are_the_samples() {
+        let whole = Sampler::new(12, 4, 2, 2).with_starts(true);
+        let mut batches = [(); 4].map(|()| MicroBatch::default());
+        for (part, batch) in batches[..3].iter_mut().enumerate() {
+            whole.with_slices(3, part).batch(&Numbers, Split::Train, 1, 1, 0, batch).unwrap();
+        }
+        assert_eq!(batches[0].tokens, [600, 601, 610, 611, 700, 701, 710, 711]);
+        assert_eq!(batches[1].targets, [603, 604, 609, 610, 703, 704, 709, 710]);
+        assert_eq!(batches[2].starts, [6, 6, 6, 6, 7, 7, 7, 7]);
+        whole.batch(&Numbers, Split::Train, 1, 1, 0, &mut batches[3]).unwrap();
+        let [mut all, mut expected] = [&batches[..3], &batches[3..]].map(|batches| {
+            batches.iter().flat_map(|batch| batch.tokens.iter().zip(&batch.targets)).collect::<Vec<_>>()
+        });
+        all.sort();
+        expected.sort();
+        assert_eq!(all, expected);
     }
 
     #[test]

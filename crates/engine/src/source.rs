@@ -124,7 +124,8 @@ impl<'a> BatchReader<'a> {
         program: &Program,
     ) -> Self {
         let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp())
-            .with_starts(plan.masks_documents());
+            .with_starts(plan.masks_documents())
+            .with_slices(plan.mesh.cp(), worker.at.cp());
         let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
         BatchReader { dataset, sampler, split, replica: worker.at.dp(), loads }
     }
@@ -145,7 +146,7 @@ impl<'a> BatchReader<'a> {
 
 impl TokenSource for StepTokens {
     fn batch(&mut self, micro: usize) -> Option<Tokens<'_>> {
-        let MicroBatch { tokens, targets, starts } = &self.0[micro];
+        let MicroBatch { tokens, targets, starts, .. } = &self.0[micro];
         Some(Tokens { inputs: tokens, targets, starts })
     }
 }

@@ -17,7 +17,7 @@ use kintsugi_tensor::ops::{
     AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CopyColumns, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
     LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use kintsugi_tensor::{
     AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,
@@ -233,6 +233,16 @@ impl Backend for GpuBackend {
     fn attention_backward(&self, op: AttentionBackward) {
         op.check();
         self.enqueued(self.attentions.backward(&op, &self.memory, &self.launcher));
+    }
+
+    fn sliced_attention(&self, op: SlicedAttention) {
+        op.check();
+        self.enqueued(self.attentions.sliced_forward(&op));
+    }
+
+    fn sliced_attention_backward(&self, op: SlicedAttentionBackward) {
+        op.check();
+        self.enqueued(self.attentions.sliced_backward(&op, &self.memory));
     }
 
     launched! {

@@ -13,8 +13,9 @@ use kintsugi_tensor::DType;
 /// The header that is prepended to every kernel file: types, conversions, reductions.
 pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 
-/// The headers that kernel files for matrix instructions include, by name.
-pub(crate) const HEADERS: [(&str, &str); 5] = [
+/// The headers that kernel files for attention and for matrix instructions include, by name.
+pub(crate) const HEADERS: [(&str, &str); 6] = [
+    ("attention_tiles.cuh", include_str!("kernels/attention_tiles.cuh")),
     ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
     ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
     ("hopper_instructions.cuh", include_str!("kernels/hopper_instructions.cuh")),
@@ -27,7 +28,7 @@ pub(crate) const HEADERS: [(&str, &str); 5] = [
 pub(crate) struct Source {
     /// File name without extension.
     pub(crate) name: &'static str,
-    /// CUDA C++ that hipcc also compiles, unless the file includes one of [`HEADERS`] or names an architecture.
+    /// CUDA C++ that hipcc also compiles, unless the file includes a header for matrix instructions or names an architecture.
     pub(crate) text: &'static str,
 }
 
@@ -73,6 +74,7 @@ sources! {
     QUANTIZE = "quantize",
     EPILOGUE = "epilogue",
     ATTENTION = "attention",
+    SLICED_ATTENTION = "sliced_attention",
     CACHED_ATTENTION = "cached_attention",
     HOPPER_PRODUCT = "hopper_product",
     HOPPER_ATTENTION_FORWARD = "hopper_attention_forward",

@@ -23,11 +23,14 @@ pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), GpuError> {
     // A factor of 1 scales nothing.
     let none = RotaryScaling { factor: 1.0, low: 0.0, high: 1.0, positions: 1 };
     let scaling = op.scaling.unwrap_or(none);
+    let [early, late] = op.slices.offsets(op.shape.sequence);
     let arguments = [
         pointer(op.qkv),
         pointer_or_null(op.positions),
         size(op.shape.rows()),
         size(op.shape.sequence),
+        size(early),
+        size(late),
         size(op.shape.qkv_width()),
         (rotated as u32).into(),
         (op.shape.head_dim as u32).into(),

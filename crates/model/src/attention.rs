@@ -4,10 +4,11 @@ use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_plan::{AttentionKind, BackwardPart};
 use kintsugi_tensor::ops::{
     Attention, AttentionBackward, AttentionSaved, CachedAttention, Gradient, Linear, LinearBackwardInput,
-    LinearBackwardWeight, Rotary,
+    LinearBackwardWeight, Rotary, Slices,
 };
 use kintsugi_tensor::{Buffer, View};
 
+use crate::context_attention::{self, SliceActivations};
 use crate::query_key_norm::{self, QueryKeyActivations};
 use crate::residual::BranchOutput;
 use crate::rows::{Chunks, GradientRows, elements};
@@ -24,6 +25,13 @@ pub(crate) struct AttentionActivations {
     out: Buffer,
     /// Log-sum-exp (flash) or probabilities (plain).
     softmax: Buffer,
+}
+
+impl AttentionActivations {
+    fn slices(&self) -> SliceActivations<'_> {
+        let AttentionActivations { qkv, query_key: _, out, softmax } = self;
+        SliceActivations { qkv: qkv.view(), out: out.view(), log_sums: softmax.view() }
+    }
 }
 
 /// What the weight part of the backward needs.
@@ -50,13 +58,17 @@ pub(crate) fn forward(
         AttentionKind::Plain => ctx.activation(shape.attention.scores()),
     };
     let saved = AttentionActivations { qkv, query_key, out, softmax };
-    ctx.backend.attention(Attention {
-        qkv: saved.qkv.view(),
-        starts: ctx.starts,
-        out: saved.out.view(),
-        saved: softmax_view(ctx, &saved),
-        shape: shape.attention,
-    });
+    if shape.slices == Slices::WHOLE {
+        ctx.backend.attention(Attention {
+            qkv: saved.qkv.view(),
+            starts: ctx.starts,
+            out: saved.out.view(),
+            saved: softmax_view(ctx, &saved),
+            shape: shape.attention,
+        });
+    } else {
+        context_attention::forward(ctx, saved.slices());
+    }
     let end = branch.map(|branch| end(ctx, branch, saved.out.view(), w));
     (end, saved)
 }
@@ -140,22 +152,27 @@ pub(crate) fn backward(
         output_weight_gradient(ctx, saved.out.view(), dy.whole(ctx), g);
     }
     let dqkv = ctx.activation(saved.qkv.len());
-    // The attention backward also sums the gradient of the bias, unless queries and keys were rotated or normalised after it.
-    let is_last = !shape.rotates(w.unit()) && saved.query_key.is_none();
+    // The attention backward also sums the gradient of the bias, unless queries and keys were rotated or normalised after it,
+    // or keys have gradients on other ranks.
+    let is_last = !shape.rotates(w.unit()) && saved.query_key.is_none() && shape.slices == Slices::WHOLE;
     let in_passing = part == BackwardPart::Both && is_last;
     let dbias = |wanted: bool| {
         if wanted { g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias) } else { None }
     };
-    ctx.backend.attention_backward(AttentionBackward {
-        qkv: saved.qkv.view(),
-        starts: ctx.starts,
-        out: saved.out.view(),
-        dout: dout.view(),
-        saved: softmax_view(ctx, &saved),
-        dqkv: dqkv.view(),
-        dbias: dbias(in_passing),
-        shape: shape.attention,
-    });
+    if shape.slices == Slices::WHOLE {
+        ctx.backend.attention_backward(AttentionBackward {
+            qkv: saved.qkv.view(),
+            starts: ctx.starts,
+            out: saved.out.view(),
+            dout: dout.view(),
+            saved: softmax_view(ctx, &saved),
+            dqkv: dqkv.view(),
+            dbias: dbias(in_passing),
+            shape: shape.attention,
+        });
+    } else {
+        context_attention::backward(ctx, saved.slices(), dout.view(), dqkv.view());
+    }
     let AttentionActivations { qkv, query_key, out, softmax } = saved;
     drop((dout, qkv, softmax));
     rotate(ctx, w, dqkv.view(), None, true);
@@ -228,8 +245,8 @@ fn rotate(ctx: &Context, w: &Weights, qkv: View, positions: Option<View>, invers
     let shape = ctx.shape;
     if shape.rotates(w.unit()) {
         let (dims, base, scaling) = (shape.rotary_dims, shape.rotary_base, shape.rotary_scaling);
-        let shape = shape.attention;
-        ctx.backend.rotary(Rotary { qkv, shape, dims, base, scaling, inverse, positions });
+        let (slices, shape) = (shape.slices, shape.attention);
+        ctx.backend.rotary(Rotary { qkv, shape, dims, base, scaling, inverse, positions, slices });
     }
 }
 

@@ -6,22 +6,24 @@
 use std::ops::Range;
 
 use kintsugi_comm::{Collective, Communicator};
-use kintsugi_tensor::ops::Norm;
+use kintsugi_tensor::ops::{Norm, Slices};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::Shape;
 use crate::rows::{Chunks, GradientRows, elements};
 
-/// A rank's device, its tensor-parallel group, its sizes, and the documents of the micro-batch.
+/// A rank's device, its groups inside a block, its sizes, and the documents of the micro-batch.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The device.
     pub backend: &'a dyn Backend,
     /// The tensor-parallel group.
     pub tensor: &'a dyn Communicator,
+    /// The context-parallel group.
+    pub context: &'a dyn Communicator,
     /// The sizes.
     pub shape: &'a Shape,
-    /// `[rows]`, u32: the start of each token's document in its sample, if documents are masked. Every rank has all rows.
+    /// `[rows]`, u32: the start of each token's document in its sample, if documents are masked. Every tp rank has all rows.
     pub starts: Option<View<'a>>,
 }
 
@@ -60,12 +62,24 @@ impl Context<'_> {
         start..start + len
     }
 
-    /// The parts of this rank's rows that are consecutive rows of the micro-batch: the first row of each in the micro-batch,
-    /// and the rows of the part among this rank's.
+    /// The parts of this rank's rows whose positions are consecutive: the position of the first row of each, and the rows of
+    /// the part among this rank's. After the last position of a sample comes the first one of the next.
     pub(crate) fn consecutive_rows(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let count = if self.shape.sequence_parallel { self.shape.chunks } else { 1 };
         let (chunk, part) = (self.shape.rows / count, self.own_part(count).start / self.shape.hidden);
-        (0..count).map(move |index| (index * chunk + part, self.own_rows(index, count)))
+        let (slices, own) = (self.shape.slices, self.shape.attention.sequence);
+        // With whole samples, all rows of a chunk are consecutive.
+        let slice = if slices == Slices::WHOLE { self.shape.rows } else { own / 2 };
+        (0..count).flat_map(move |index| {
+            let (first, rows) = (index * chunk + part, self.own_rows(index, count));
+            let (last, shift) = (first + rows.len(), first - rows.start);
+            let starts =
+                (first / slice..).map(move |number| number * slice).take_while(move |&start| start < last);
+            starts.map(move |start| {
+                let (start, end) = (start.max(first), (start + slice).min(last));
+                (slices.position(own, start % own), start - shift..end - shift)
+            })
+        })
     }
 
     /// Enters a region: applies a norm to this rank's rows, and gathers all rows on every rank.

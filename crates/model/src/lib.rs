@@ -2,11 +2,12 @@
 //!
 //! A block does not depend on pipelines, sharding or schedules. It takes its whole weights, saves the activations for its
 //! backward in a struct, and runs its own tensor-parallel collectives (Megatron's `f` and `g`, arXiv 1909.08053, or their
-//! sequence-parallel forms, arXiv 2205.05198).
+//! sequence-parallel forms, arXiv 2205.05198) and context-parallel ones.
 #![forbid(unsafe_code)]
 
 mod attention;
 mod context;
+mod context_attention;
 mod kv_cache;
 mod mlp;
 mod query_key_norm;

@@ -1,9 +1,11 @@
 //! The sizes of one rank's blocks.
 
-use kintsugi_plan::{AttentionKind, Compute, Plan, Recompute, Unit};
+use kintsugi_plan::{
+    AttentionKind, Compute, ContextAttention, Coordinate, GradientType, Plan, Recompute, Unit,
+};
 use kintsugi_spec::{Activation, RotaryScaling};
 use kintsugi_tensor::DType;
-use kintsugi_tensor::ops::AttentionShape;
+use kintsugi_tensor::ops::{AttentionShape, Slices};
 
 /// The most chunks of rows into which products and transfers are cut.
 pub(crate) const MAX_CHUNKS: usize = 4;
@@ -15,12 +17,18 @@ pub struct Shape {
     pub parallel_residual: bool,
     /// MLP non-linearity.
     pub activation: Activation,
-    /// Tokens of a micro-batch.
+    /// Tokens of a micro-batch that this rank has.
     pub rows: usize,
     /// Tokens of a micro-batch between the tensor-parallel regions: `rows / tp` with sequence parallelism.
     pub own_rows: usize,
-    /// Tokens per sample.
+    /// Tokens per sample, over all ranks of cp.
     pub sequence: usize,
+    /// Which of them this rank has.
+    pub slices: Slices,
+    /// How attention reaches the keys and values of the other ranks of cp.
+    pub context_attention: ContextAttention,
+    /// Type of gradients, which those of keys and values travel in.
+    pub gradients: GradientType,
     /// Width of the residual stream.
     pub hidden: usize,
     /// This rank's attention heads.
@@ -60,11 +68,11 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of tensor-parallel rank `part` of a plan.
-    pub fn new(plan: &Plan, part: usize) -> Self {
+    /// The shape of the rank at `at` of a plan.
+    pub fn new(plan: &Plan, at: Coordinate) -> Self {
         let (model, tp) = (&plan.model, plan.mesh.tp());
         let vocab = model.padded_vocab(tp) / tp;
-        let first_token = part * vocab;
+        let first_token = at.tp() * vocab;
         let sequence_parallel = plan.sequence_parallel && tp > 1;
         let own_rows = if sequence_parallel { plan.rows() / tp } else { plan.rows() };
         let overlap = plan.overlap_tp && tp > 1;
@@ -74,10 +82,13 @@ impl Shape {
             rows: plan.rows(),
             own_rows,
             sequence: plan.batch.sequence,
+            slices: Slices { parts: plan.mesh.cp(), part: at.cp() },
+            context_attention: plan.cp_attention,
+            gradients: plan.precision.gradients,
             hidden: model.hidden,
             attention: AttentionShape {
                 batch: plan.batch.micro,
-                sequence: plan.batch.sequence,
+                sequence: plan.own_sequence(),
                 heads: model.heads / tp,
                 kv_heads: model.kv_heads / tp,
                 head_dim: model.head_dim,
@@ -111,11 +122,20 @@ impl Shape {
             rows,
             own_rows: rows,
             sequence: tokens,
+            slices: Slices::WHOLE,
             attention,
             sequence_parallel: false,
             overlap: false,
             chunks: 1,
             ..self.clone()
+        }
+    }
+
+    /// The type in which gradients of keys and values travel between the ranks of cp.
+    pub fn key_gradients(&self) -> DType {
+        match self.gradients {
+            GradientType::Fp32 => self.compute.accumulator(),
+            GradientType::Compute => self.compute,
         }
     }
 

@@ -8,6 +8,7 @@
 mod batch;
 mod codes;
 pub mod config;
+mod context;
 mod data;
 mod flops;
 mod generation;
@@ -28,6 +29,7 @@ mod transfer;
 
 pub use batch::Batch;
 pub use codes::{Codes, Integer, Quantized};
+pub use context::ContextAttention;
 pub use data::{DEMO_VOCAB, Data, DataSource, TokenData};
 pub use flops::Flops;
 pub use generation::Round;

@@ -45,9 +45,29 @@ impl Mesh {
         self.size(Axis::Data)
     }
 
+    /// Context-parallel ranks, which share the tokens of a sample.
+    pub fn cp(&self) -> usize {
+        self.size(Axis::Context)
+    }
+
     /// Tensor-parallel parts.
     pub fn tp(&self) -> usize {
         self.size(Axis::Tensor)
+    }
+
+    /// The ranks that hold the same parameters: those of dp and cp, which are next to each other in the mesh.
+    pub fn replicas(&self) -> usize {
+        self.dp() * self.cp()
+    }
+
+    /// The number of a rank among those that hold the same parameters.
+    pub fn replica(&self, at: Coordinate) -> usize {
+        at.dp() * self.cp() + at.cp()
+    }
+
+    /// The position with another number among the ranks that hold the same parameters.
+    fn with_replica(&self, at: Coordinate, replica: usize) -> Coordinate {
+        at.with(Axis::Data, replica / self.cp()).with(Axis::Context, replica % self.cp())
     }
 
     /// Number of ranks.
@@ -79,16 +99,16 @@ impl Mesh {
     /// number.
     pub fn replicas_inside(&self, level: Level, topology: Topology) -> Option<usize> {
         let unit = topology.ranks_inside(level).unwrap_or(usize::MAX);
-        let (dp, stride) = (self.dp(), self.stride(Axis::Data));
+        let (all, stride) = (self.replicas(), self.stride(Axis::Context));
         if self.ranks() <= unit {
-            return Some(dp);
+            return Some(all);
         }
-        if stride >= unit || dp == 1 {
+        if stride >= unit || all == 1 {
             return Some(1);
         }
         let replicas = unit / stride;
         let aligned = unit.is_multiple_of(stride);
-        (aligned && (dp.is_multiple_of(replicas) || replicas.is_multiple_of(dp))).then(|| replicas.min(dp))
+        (aligned && (all.is_multiple_of(replicas) || replicas.is_multiple_of(all))).then(|| replicas.min(all))
     }
 
     /// Number of ranks in a group.
@@ -104,7 +124,7 @@ impl Mesh {
         match group {
             Group::Along(axis, span) => {
                 let (ranks, stride) = self.steps(axis, span, topology);
-                at.along(axis) / stride % ranks
+                self.place(axis, at) / stride % ranks
             }
             Group::Tied => usize::from(at.pp() > 0),
         }
@@ -115,8 +135,9 @@ impl Mesh {
         self.rank(match group {
             Group::Along(axis, span) => {
                 let stride = self.steps(axis, span, topology).1;
-                let first = at.along(axis) - self.group_index(group, at, topology) * stride;
-                at.with(axis, first + index * stride)
+                let first = self.place(axis, at) - self.group_index(group, at, topology) * stride;
+                let place = first + index * stride;
+                if axis == Axis::Data { self.with_replica(at, place) } else { at.with(axis, place) }
             }
             Group::Tied => at.with(Axis::Pipeline, index * (self.pp() - 1)),
         })
@@ -128,27 +149,37 @@ impl Mesh {
         (0..ranks).map(|index| self.group_member(group, at, index, topology)).collect()
     }
 
+    /// The place of a rank along an axis; along dp that among all ranks with the same parameters.
+    fn place(&self, axis: Axis, at: Coordinate) -> usize {
+        if axis == Axis::Data { self.replica(at) } else { at.along(axis) }
+    }
+
     /// The number of ranks in a span of an axis, and the distance between two of them along the axis. Only the
     /// data-parallel axis is divided by level, and only by levels that divide it evenly.
     fn steps(&self, axis: Axis, span: Span, topology: Topology) -> (usize, usize) {
         let inside = |level: Level| {
             assert_eq!(axis, Axis::Data, "only dp is divided by level");
             let ranks = self.replicas_inside(level, topology);
-            ranks.unwrap_or_else(|| panic!("{level:?}s divide dp = {} unevenly", self.dp()))
+            ranks.unwrap_or_else(|| panic!("{level:?}s divide {} replicas unevenly", self.replicas()))
         };
         match span {
+            Span::All if axis == Axis::Data => (self.replicas(), 1),
             Span::All => (self.size(axis), 1),
             Span::Inside(level) => (inside(level), 1),
-            Span::Across(level) => (self.dp() / inside(level), inside(level)),
+            Span::Across(level) => (self.replicas() / inside(level), inside(level)),
             Span::Between(inner, outer) => (inside(outer) / inside(inner), inside(inner)),
         }
     }
 }
 
-/// As in "tp 8 · pp 4 · dp 2".
+/// As in "tp 8 · pp 4 · dp 2", or "tp 8 · cp 2 · pp 4 · dp 2" if sequences are divided.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "tp {} · pp {} · dp {}", self.tp(), self.pp(), self.dp())
+        write!(f, "tp {} · ", self.tp())?;
+        if self.cp() > 1 {
+            write!(f, "cp {} · ", self.cp())?;
+        }
+        write!(f, "pp {} · dp {}", self.pp(), self.dp())
     }
 }
 
@@ -178,6 +209,11 @@ impl Coordinate {
     /// Replica.
     pub fn dp(self) -> usize {
         self.along(Axis::Data)
+    }
+
+    /// Context-parallel rank: which slices of a sample it has.
+    pub fn cp(self) -> usize {
+        self.along(Axis::Context)
     }
 
     /// Tensor-parallel part.
@@ -229,6 +265,27 @@ mod tests {
         for group in [Group::TENSOR, Group::DATA, Group::PIPELINE] {
             assert_eq!(members(group)[mesh.group_index(group, at, Topology::ONE_NODE)], mesh.rank(at));
         }
+    }
+
+    #[test]
+    fn the_ranks_of_dp_and_cp_are_the_replicas_of_the_parameters() {
+        let mut topology = Topology::ONE_NODE;
+        (topology.per_package, topology.per_node) = (2, Some(8));
+        let mesh = mesh(2, 2, 2).with(Axis::Context, 4);
+        for rank in 0..mesh.ranks() {
+            assert_eq!(mesh.rank(mesh.coordinate(rank)), rank);
+        }
+        let at = mesh.coordinate(16 + 8 + 2 * 2 + 1);
+        assert_eq!((at.pp(), at.dp(), at.cp(), at.tp(), mesh.replica(at)), (1, 1, 2, 1, 6));
+        let members = |group| mesh.group(group, at, topology);
+        assert_eq!(members(Group::CONTEXT), [25, 27, 29, 31]);
+        assert_eq!(members(Group::DATA), [17, 19, 21, 23, 25, 27, 29, 31]);
+        assert_eq!(members(Group::PIPELINE), [13, 29]);
+        let inside = Group::Along(Axis::Data, Span::Inside(Level::Node));
+        assert_eq!(members(inside), [25, 27, 29, 31]);
+        assert_eq!(members(Group::Along(Axis::Data, Span::Across(Level::Node))), [21, 29]);
+        assert_eq!(mesh.group_index(Group::DATA, at, topology), 6);
+        assert_eq!(mesh.group_index(inside, at, topology), 2);
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub struct UnitLayout {
     pub replicated: usize,
     /// Number of elements among them, at the start, whose gradient a tp rank computes from its own heads only.
     pub by_heads: usize,
-    /// Number of elements, padded to dp equal shards.
+    /// Number of elements, padded to equal shards for all ranks with the same parameters.
     pub len: usize,
 }
 
@@ -220,7 +220,7 @@ impl Plan {
     pub fn layout(&self, unit: Unit) -> UnitLayout {
         let (parameters, tp) = (parameters(&self.model, unit, self.mesh.tp()), self.mesh.tp());
         let Sharding { quantized, multiple, .. } = self.sharding;
-        UnitLayout::new(unit, parameters, tp, quantized.block(), self.mesh.dp() * multiple)
+        UnitLayout::new(unit, parameters, tp, quantized.block(), self.mesh.replicas() * multiple)
     }
 
     /// Every unit of the model, in model order.

@@ -6,8 +6,8 @@ use kintsugi_spec::{ClusterSpec, FrameworkSpec, ModelSpec};
 use serde::Serialize;
 
 use crate::{
-    Axis, Batch, Block, Data, Group, MemoryOptions, Mesh, Optimizer, Phase, PhaseKind, Pipeline, Precision,
-    Run, ScheduleKind, Sharding, Unit,
+    Axis, Batch, Block, ContextAttention, Data, Group, MemoryOptions, Mesh, Optimizer, Phase, PhaseKind,
+    Pipeline, Precision, Run, ScheduleKind, Sharding, Unit,
 };
 
 /// A validated training plan: model, batch, mesh, placement, schedule and precision.
@@ -23,6 +23,8 @@ pub struct Plan {
     pub mesh: Mesh,
     /// How layers are divided into stages, and the schedule.
     pub pipeline: Pipeline,
+    /// How attention reaches the keys and values of other context-parallel ranks.
+    pub cp_attention: ContextAttention,
     /// Whether rows between tensor-parallel regions are split over tp (arXiv 2205.05198).
     pub sequence_parallel: bool,
     /// Whether tensor-parallel products are cut into chunks of rows, whose transfers run beside the next chunk's product.
@@ -100,9 +102,14 @@ impl Plan {
         Plan { batch: Batch { global, ..self.batch }, ..self.clone() }
     }
 
-    /// Tokens of one micro-batch.
+    /// Tokens of a sample that a rank has: two slices of it, if sequences are divided over cp.
+    pub fn own_sequence(&self) -> usize {
+        self.batch.sequence / self.mesh.cp()
+    }
+
+    /// Tokens of one micro-batch that a rank has.
     pub fn rows(&self) -> usize {
-        self.batch.micro * self.batch.sequence
+        self.batch.micro * self.own_sequence()
     }
 
     /// Tokens of one step over all replicas.
@@ -225,8 +232,14 @@ impl Plan {
         self.stage_units(stage).into_iter().filter(|&unit| !(second_copy && unit == Unit::Table)).collect()
     }
 
-    /// The axes over which the gradient norm is summed, in order.
+    /// The axes over which the gradient norm is summed, in order. The sum over dp is that over all ranks with the same
+    /// parameters, so it includes cp.
     pub fn norm_axes(&self) -> Vec<Axis> {
-        Axis::ALL.into_iter().rev().filter(|&axis| self.mesh.size(axis) > 1).collect()
+        let ranks = |axis| match axis {
+            Axis::Data => self.mesh.replicas(),
+            Axis::Context => 1,
+            Axis::Pipeline | Axis::Tensor => self.mesh.size(axis),
+        };
+        Axis::ALL.into_iter().rev().filter(|&axis| ranks(axis) > 1).collect()
     }
 }

@@ -37,7 +37,7 @@ impl Rank {
     fn first_counted(&self, unit: &UnitState) -> usize {
         let (gradient, owned) = unit.owned_gradient();
         // The ranks after the first `states` own the same states again.
-        let first_owner = self.at.dp() < self.plan.sharding.states;
+        let first_owner = self.plan.mesh.replica(self.at) < self.plan.sharding.states;
         if !self.owned_units.contains(&unit.layout.unit) || !first_owner {
             return gradient.len();
         }

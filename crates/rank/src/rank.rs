@@ -138,7 +138,7 @@ impl Rank {
         groups: Groups,
         purpose: Purpose,
     ) -> Self {
-        let shape = Shape::new(&plan, at.tp());
+        let shape = Shape::new(&plan, at);
         let types = ElementTypes::new(&plan, shape.compute);
         let names = plan.stage_units(at.pp());
         let units: Vec<UnitState> =
@@ -369,8 +369,8 @@ impl Rank {
     }
 
     pub(crate) fn context(&self) -> Context<'_> {
-        let (backend, tensor) = (&*self.backend, self.groups.get(Group::TENSOR));
-        Context { backend, tensor, shape: self.shape(), starts: None }
+        let [tensor, context] = [Group::TENSOR, Group::CONTEXT].map(|group| self.groups.get(group));
+        Context { backend: &*self.backend, tensor, context, shape: self.shape(), starts: None }
     }
 
     /// The sizes of a micro-batch: those of the plan, or during generation those of the new tokens.

@@ -78,7 +78,7 @@ impl UnitState {
     ) -> Self {
         let trains = purpose == Purpose::Training;
         let (layout, sharding) = (plan.layout(unit), plan.sharding);
-        let pieces = std::array::from_fn(|depth| sharding.piece(layout.len, at.dp(), depth));
+        let pieces = std::array::from_fn(|depth| sharding.piece(layout.len, plan.mesh.replica(at), depth));
         let shard = |shards: usize| pieces[sharding.depth(shards)].clone();
         let (resident, gradient_range) = (shard(sharding.weights), shard(sharding.gradients));
         // A rank that does not train owns no states.

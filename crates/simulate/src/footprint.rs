@@ -88,7 +88,7 @@ pub(crate) struct Addition {
 impl Addition {
     pub(crate) fn new(plan: &Plan, peak: &Peak) -> Self {
         let (framework, parameters) = (&plan.framework, peak.parameters as f64);
-        let buckets = if plan.mesh.dp() > 1 { framework.bucket_bytes } else { 0.0 };
+        let buckets = if plan.mesh.replicas() > 1 { framework.bucket_bytes } else { 0.0 };
         let layer = if framework.layer_gradients > 0.0 { layer_parameters(plan) as f64 } else { 0.0 };
         Addition {
             gradients: (framework.parameter_bytes * parameters + framework.layer_gradients * layer).round(),

@@ -46,6 +46,7 @@ impl Choices {
             // follow from the number of micro-batches and from the chunks.
             model: _,
             init: _,
+            cp_attention: _,
             overlap_tp: _,
             precision: _,
             optimizer: _,
@@ -78,6 +79,7 @@ fn accumulates(batches: usize) -> bool {
 #[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 pub(crate) struct BlockCostKey {
     ranks: usize,
+    cp: usize,
     tp: usize,
     one_stage: bool,
     /// Number of stages, if they share cores.
@@ -96,7 +98,7 @@ impl BlockCostKey {
     pub(crate) fn of(plan: &Plan) -> Self {
         let Choices { mesh, micro, batches, chunks, sequence_parallel, sharding, recompute } =
             Choices::of(plan);
-        let [pp, dp, tp] = mesh.sizes();
+        let [pp, dp, cp, tp] = mesh.sizes();
         let Sharding {
             weights: _,
             gradients,
@@ -112,6 +114,7 @@ impl BlockCostKey {
         let anew = gradients > 1 && (reduce == When::MicroBatch || !accumulates(batches));
         BlockCostKey {
             ranks: mesh.ranks(),
+            cp,
             tp,
             one_stage: pp == 1,
             sharing: plan.cluster.cores.map(|_| pp),
@@ -120,7 +123,7 @@ impl BlockCostKey {
             recompute,
             split: chunks.splits_backward(),
             accumulates: accumulates(batches),
-            fresh: anew.then_some([dp * multiple, quantized.block()]),
+            fresh: anew.then_some([dp * cp * multiple, quantized.block()]),
         }
     }
 }
@@ -172,6 +175,7 @@ impl MessageCostKey {
 /// Everything that decides the memory of ops on blocks.
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct BlockMemoryKey {
+    cp: usize,
     tp: usize,
     micro: usize,
     sequence_parallel: bool,
@@ -184,8 +188,9 @@ impl BlockMemoryKey {
     pub(crate) fn of(plan: &Plan) -> Self {
         let Choices { mesh, micro, batches: _, chunks, sequence_parallel, sharding: _, recompute } =
             Choices::of(plan);
-        let [pp, _, tp] = mesh.sizes();
+        let [pp, _, cp, tp] = mesh.sizes();
         BlockMemoryKey {
+            cp,
             tp,
             micro,
             sequence_parallel,
@@ -200,7 +205,8 @@ impl BlockMemoryKey {
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct UnitMemoryKey {
     tp: usize,
-    dp: usize,
+    /// Ranks with the same parameters.
+    replicas: usize,
     stages: usize,
     sequence_parallel: bool,
     split: bool,
@@ -211,10 +217,10 @@ impl UnitMemoryKey {
     pub(crate) fn of(plan: &Plan) -> Self {
         let Choices { mesh, micro: _, batches: _, chunks, sequence_parallel, sharding, recompute: _ } =
             Choices::of(plan);
-        let [pp, dp, tp] = mesh.sizes();
+        let [pp, dp, cp, tp] = mesh.sizes();
         UnitMemoryKey {
             tp,
-            dp,
+            replicas: dp * cp,
             stages: pp.min(3),
             sequence_parallel,
             split: chunks.splits_backward(),
@@ -316,7 +322,8 @@ impl ProgramKey {
         // Programs have no sizes, and only the micro-batches of the portion are in them.
         let Choices { mesh, micro: _, batches: _, chunks, sequence_parallel, sharding, recompute } =
             Choices::of(plan);
-        let [pp, dp, tp] = mesh.sizes();
+        // The transfers between the ranks of cp are inside blocks.
+        let [pp, dp, cp, tp] = mesh.sizes();
         let Sharding {
             weights,
             gradients,
@@ -334,7 +341,7 @@ impl ProgramKey {
             pp,
             chunks,
             micro_batches: short_step(plan, portion),
-            replicas: dp > 1,
+            replicas: dp * cp > 1,
             tensor_parallel: tp > 1,
             sequence_parallel,
             recompute: recompute == Recompute::Full,

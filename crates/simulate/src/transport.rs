@@ -38,7 +38,8 @@ pub(crate) fn transport_bytes(plan: &Plan, stage: usize) -> u64 {
     let size = |group: Group| plan.mesh.group_size(group, plan.cluster.topology);
     let parts = plan.sharding.groups().filter(|&part| part != Group::DATA);
     let tied = (plan.mesh.pp() > 1 && plan.holds_tied_copy(stage)).then_some(Group::Tied);
-    let groups = [Group::TENSOR, Group::DATA, Group::PIPELINE].into_iter().chain(parts).chain(tied);
+    let groups =
+        [Group::TENSOR, Group::CONTEXT, Group::DATA, Group::PIPELINE].into_iter().chain(parts).chain(tied);
     let groups = groups.map(size).filter(|&size| size > 1);
     // A ring receives from one neighbour, and a tree from up to three. The sender has a little memory of its own for each.
     let neighbour = set.next_multiple_of(GRANULARITY) + GRANULARITY;

@@ -14,6 +14,8 @@ pub enum Axis {
     Pipeline,
     /// Data-parallel replicas, which see different samples.
     Data,
+    /// Context-parallel ranks, which see different slices of the same samples.
+    Context,
     /// Tensor-parallel parts of every matrix.
     Tensor,
 }
@@ -37,13 +39,14 @@ impl<T> IndexMut<Axis> for ByAxis<T> {
 
 impl Axis {
     /// Every axis, outermost first. The ranks of an inner axis are closer together, so it has the faster links.
-    pub const ALL: [Axis; 3] = [Axis::Pipeline, Axis::Data, Axis::Tensor];
+    pub const ALL: [Axis; 4] = [Axis::Pipeline, Axis::Data, Axis::Context, Axis::Tensor];
 
     /// The name used in configurations and outputs.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Pipeline => "pp",
             Axis::Data => "dp",
+            Axis::Context => "cp",
             Axis::Tensor => "tp",
         }
     }
@@ -65,7 +68,8 @@ pub enum Span {
 /// A group of ranks. Ranks with the same group and the same members exchange data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Group {
-    /// The ranks that differ along one axis only, within a span.
+    /// The ranks that differ along one axis only, within a span. Context-parallel ranks hold the same parameters as those of
+    /// dp, so a group along [`Axis::Data`] has the ranks of both axes: the replicas of the parameters.
     Along(Axis, Span),
     /// The first and the last stage, which hold copies of the tied token table.
     Tied,
@@ -74,8 +78,10 @@ pub enum Group {
 impl Group {
     /// The tensor-parallel group: ranks that hold parts of the same matrices.
     pub const TENSOR: Group = Group::Along(Axis::Tensor, Span::All);
-    /// The data-parallel group: ranks that hold the same parameters and read different samples.
+    /// The data-parallel group: ranks that hold the same parameters and read different tokens.
     pub const DATA: Group = Group::Along(Axis::Data, Span::All);
+    /// The context-parallel group: ranks that hold slices of the same samples.
+    pub const CONTEXT: Group = Group::Along(Axis::Context, Span::All);
     /// The stages of one pipeline.
     pub const PIPELINE: Group = Group::Along(Axis::Pipeline, Span::All);
 }

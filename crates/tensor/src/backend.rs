@@ -6,8 +6,8 @@ use crate::memory::Memory;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CopyColumns, CrossEntropy, Dequantize,
     Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, Squares,
-    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, SlicedAttention,
+    SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
@@ -123,6 +123,10 @@ pub trait Backend {
     fn attention(&self, op: Attention);
     /// See [`AttentionBackward`].
     fn attention_backward(&self, op: AttentionBackward);
+    /// See [`SlicedAttention`].
+    fn sliced_attention(&self, op: SlicedAttention);
+    /// See [`SlicedAttentionBackward`].
+    fn sliced_attention_backward(&self, op: SlicedAttentionBackward);
     /// See [`CachedAttention`].
     fn cached_attention(&self, op: CachedAttention);
     /// See [`Rotary`].

@@ -72,12 +72,21 @@ pub(crate) fn regions(
 
 fn meshes(ranks: usize) -> Vec<Mesh> {
     let mut meshes = vec![Mesh::ONE];
-    for axis in Axis::ALL.into_iter().rev().filter(|&axis| axis != Axis::Data) {
+    for axis in Axis::ALL.into_iter().rev().filter(|&axis| searched(axis)) {
         let sizes = |mesh: Mesh| divisors(ranks / mesh.ranks()).map(move |size| mesh.with(axis, size));
         meshes = meshes.into_iter().flat_map(sizes).collect();
     }
     // The replicas are the rest.
     meshes.into_iter().map(|mesh| mesh.with(Axis::Data, ranks / mesh.ranks())).collect()
+}
+
+/// Whether a search varies the size of an axis by itself.
+fn searched(axis: Axis) -> bool {
+    match axis {
+        Axis::Pipeline | Axis::Tensor => true,
+        // The replicas are the rest, and sequences are not divided unless it is asked for.
+        Axis::Data | Axis::Context => false,
+    }
 }
 
 fn of_mesh(base: &Plan, mesh: Mesh) -> Vec<Region> {

@@ -25,7 +25,7 @@ impl SupportedValues {
 
     /// Whether the framework can run a strategy. Without replicas there is nothing to shard.
     pub fn allows(&self, strategy: &Strategy) -> bool {
-        let meaningless = strategy.mesh.dp() == 1 && self.support.key.starts_with("sharding.");
+        let meaningless = strategy.mesh.replicas() == 1 && self.support.key.starts_with("sharding.");
         meaningless || self.only.allows(strategy)
     }
 

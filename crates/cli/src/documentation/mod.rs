@@ -145,16 +145,16 @@ fn a_feature_that_is_available_is_found_in_a_row_that_denies_it() {
 | feature | Kintsugi |
 |---|---|
 | tensor parallelism | not available: `parallel.tp = 2` |
-| context parallelism | not available: `parallel.cp` |
+| expert parallelism | not available: `parallel.ep` |
 | fp9 | not available: `precision.compute = \"fp9\"` |
-| a misspelt key | not available: `parallel.cpp = 2` |
+| a misspelt key | not available: `parallel.epp = 2` |
 | something else | not available; see `parallel.tp` |
 ";
     let pages = [Page { name: unavailable::PAGE.into(), text: text.into() }];
     let of_rows = unavailable::of_rows(&pages[0]);
     insta::assert_snapshot!(listed(of_rows), @r#"
     docs/coming-from.md:3: `parallel.tp = 2` is available
-    docs/coming-from.md:6: `parallel.cpp = 2` is refused only because there is no such key
-    docs/coming-from.md:7: something else: name a key or value that is refused, as in "not available: `parallel.cp`", or add the row to REVIEWED
+    docs/coming-from.md:6: `parallel.epp = 2` is refused only because there is no such key
+    docs/coming-from.md:7: something else: name a key or value that is refused, as in "not available: `parallel.ep`", or add the row to REVIEWED
     "#);
 }

@@ -87,7 +87,7 @@ fn problems(row: &Row) -> Vec<String> {
     let named = named(row);
     if named.is_empty() && !REVIEWED.contains(&row.cells[0]) {
         let what = format!(
-            "{}: name a key or value that is refused, as in \"not available: `parallel.cp`\", or add the row to REVIEWED",
+            "{}: name a key or value that is refused, as in \"not available: `parallel.ep`\", or add the row to REVIEWED",
             row.cells[0]
         );
         return vec![what];

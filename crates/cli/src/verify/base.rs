@@ -124,7 +124,7 @@ fn ranks_need(plan: &Plan) -> u128 {
 /// Bytes of weights and gradients on the host, in f32. The one-rank run has both and bounds on weights; before that it has
 /// gradients twice, and five numbers for each bound. A layout has both, and before they are joined, the parts of every rank.
 fn recordings_need(plan: &Plan) -> u128 {
-    let replicas = |shards: usize| plan.mesh.dp() / shards;
+    let replicas = |shards: usize| plan.mesh.replicas() / shards;
     let one_rank = 3;
     let copies = one_rank + 2 + replicas(plan.sharding.weights) + replicas(plan.sharding.gradients);
     u128::from(plan.parameter_count()) * 4 * copies.max(3 + 5) as u128

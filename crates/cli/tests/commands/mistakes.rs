@@ -27,11 +27,6 @@ fn a_key_that_does_not_exist() {
 
 #[test]
 fn a_kind_of_parallelism_that_is_not_available() {
-    let said = refused("no-context-parallelism", &["plan", "--set", "parallel.cp=2"]);
-    assert!(
-        said.starts_with("error: parallel.cp is not available: Kintsugi has no context parallelism; "),
-        "{said}"
-    );
     let said = refused("no-expert-parallelism", &["train", "--set", "parallel.ep=8"]);
     assert!(
         said.starts_with("error: parallel.ep is not available: Kintsugi has no expert parallelism, "),

@@ -68,7 +68,7 @@ impl Fault {
     pub(crate) fn after_measuring(self, rank: &Rank, plan: &Plan, at: Coordinate, backend: &dyn Backend) {
         let has_second_copy = at.pp() > 0 && plan.holds_tied_copy(at.pp());
         // The ranks after the first `states` own the same states again.
-        let is_first_owner = at.dp() < plan.sharding.states;
+        let is_first_owner = plan.mesh.replica(at) < plan.sharding.states;
         if self == Fault::TiedNormTwice && has_second_copy && is_first_owner {
             let table = rank.gradients().into_iter().filter(|piece| piece.unit == Unit::Table);
             let squares: f32 = table.flat_map(|piece| piece.values).map(|x| x * x).sum();

@@ -24,9 +24,9 @@ pub(super) struct FaultyWorld {
 impl FaultyWorld {
     pub fn new(world: Arc<dyn World>, fault: Fault, plan: &Plan) -> Self {
         let innermost = plan.sharding.groups().find(|&part| part != Group::DATA);
-        let indices = (0..world.ranks()).map(|rank| plan.mesh.coordinate(rank).dp()).collect();
+        let indices = (0..world.ranks()).map(|rank| plan.mesh.replica(plan.mesh.coordinate(rank))).collect();
         let faulty = [Group::DATA, innermost.unwrap_or(Group::DATA)];
-        FaultyWorld { world, fault, faulty, dp: (plan.mesh.dp(), indices) }
+        FaultyWorld { world, fault, faulty, dp: (plan.mesh.replicas(), indices) }
     }
 
     /// The factors of a rank's input to a sum and of its result, if they are not 1.

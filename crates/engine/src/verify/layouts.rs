@@ -23,7 +23,7 @@ impl fmt::Display for Layout {
 struct LayoutSpec(&'static str, [usize; 3], usize, &'static str);
 
 /// The layouts of the given model's family. Most blocks of codes are short, because parameters of a model for tests are, too.
-const COMMON: [LayoutSpec; 49] = [
+const COMMON: [LayoutSpec; 60] = [
     LayoutSpec("dp 2", [1, 1, 2], 0, ""),
     LayoutSpec("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
     LayoutSpec("dp 2, ZeRO-2", [1, 1, 2], 2, ""),
@@ -207,10 +207,53 @@ const COMMON: [LayoutSpec; 49] = [
          parallel.schedule=interleaved parallel.virtual_stages=2 parallel.sequence_parallel=true \
          memory.recompute=full",
     ),
+    LayoutSpec("cp 2", [1, 1, 1], 0, "parallel.cp=2"),
+    LayoutSpec("cp 4, ZeRO-1", [1, 1, 1], 1, "parallel.cp=4"),
+    LayoutSpec("cp 2, dp 2, ZeRO-3", [1, 1, 2], 3, "parallel.cp=2"),
+    LayoutSpec("cp 4, ZeRO-2, full", [1, 1, 1], 2, "parallel.cp=4 memory.recompute=full"),
+    LayoutSpec("tp 2, cp 2", [2, 1, 1], 0, "parallel.cp=2"),
+    LayoutSpec(
+        "tp 2, cp 4, sequence parallel, selective",
+        [2, 1, 1],
+        0,
+        "parallel.cp=4 parallel.sequence_parallel=true memory.recompute=selective",
+    ),
+    LayoutSpec(
+        "tp 2, cp 2, dp 2, ZeRO-3, sequence parallel, tp overlap",
+        [2, 1, 2],
+        3,
+        "parallel.cp=2 parallel.sequence_parallel=true parallel.overlap_tp=true",
+    ),
+    LayoutSpec("pp 2, cp 2, GPipe", [1, 2, 1], 0, "parallel.cp=2 parallel.schedule=gpipe"),
+    LayoutSpec(
+        "pp 2, cp 2, dp 2, ZeRO-2, zero-bubble",
+        [1, 2, 2],
+        2,
+        "parallel.cp=2 parallel.schedule=zero-bubble",
+    ),
+    LayoutSpec(
+        "tp 2, pp 2, cp 2, ZeRO-3, interleaved, full",
+        [2, 2, 1],
+        3,
+        "parallel.cp=2 parallel.schedule=interleaved parallel.virtual_stages=2 memory.recompute=full",
+    ),
+    LayoutSpec(
+        "cp 2, dp 4, three levels without codes",
+        [1, 1, 4],
+        0,
+        "parallel.cp=2 cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level \
+         sharding.quantize_weights=none sharding.quantize_gradients=none",
+    ),
 ];
 
 /// The layouts of the other families.
-const FAMILIES: [LayoutSpec; 5] = [
+const FAMILIES: [LayoutSpec; 6] = [
+    LayoutSpec(
+        "tp 2, cp 2, dp 2, ZeRO-1, sequence parallel",
+        [2, 1, 2],
+        1,
+        "parallel.cp=2 parallel.sequence_parallel=true",
+    ),
     LayoutSpec(
         "tp 2, sequence parallel, tp overlap",
         [2, 1, 1],
@@ -234,7 +277,8 @@ const FAMILIES: [LayoutSpec; 5] = [
 ];
 
 /// The layouts of families that differ in a feature from another one.
-const FEATURES: [LayoutSpec; 3] = [
+const FEATURES: [LayoutSpec; 4] = [
+    LayoutSpec("cp 2, dp 2, ZeRO-2, full", [1, 1, 2], 2, "parallel.cp=2 memory.recompute=full"),
     LayoutSpec(
         "tp 2, sequence parallel, selective",
         [2, 1, 1],
@@ -257,7 +301,8 @@ const FEATURES: [LayoutSpec; 3] = [
 ];
 
 /// The layouts of the 16-bit types.
-const PRECISIONS: [LayoutSpec; 4] = [
+const PRECISIONS: [LayoutSpec; 5] = [
+    LayoutSpec("cp 2, dp 2, ZeRO-1", [1, 1, 2], 1, "parallel.cp=2"),
     LayoutSpec("tp 2, sequence parallel", [2, 1, 1], 0, "parallel.sequence_parallel=true"),
     LayoutSpec("tp 2, pp 2, dp 2, ZeRO-1, tp overlap", [2, 2, 2], 1, "parallel.overlap_tp=true"),
     LayoutSpec("dp 4, ZeRO-3, full", [1, 1, 4], 3, "memory.recompute=full"),

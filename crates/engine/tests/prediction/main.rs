@@ -49,8 +49,9 @@ impl Choices {
         let chunks = if schedule == "interleaved" { "2" } else { "1" };
         write!(
             text,
-            "[parallel]\ntp = {tp}\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
+            "[parallel]\ntp = {tp}\ncp = {}\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
              sequence_parallel = {}\nprefetch = {}\noverlap = {}\noverlap_tp = {}\n",
+            self.of(&["1", "1", "2", "4"]),
             self.of(&["true", "false"]),
             self.of(&["0", "1", "2"]),
             self.of(&["true", "false"]),
@@ -144,7 +145,7 @@ struct Ones {
 
 impl Ones {
     fn new(plan: &Plan) -> Self {
-        let start = |row: usize| (row % plan.batch.sequence / 2 * 2) as u32;
+        let start = |row: usize| (row % plan.own_sequence() / 2 * 2) as u32;
         Ones { ids: vec![1; plan.rows()], starts: (0..plan.rows()).map(start).collect() }
     }
 }

@@ -87,8 +87,8 @@ fn unit(backend: &dyn Backend, folder: &HuggingFaceFolder, layout: &UnitLayout) 
 fn logits(fixture: &Fixture) -> Vec<f32> {
     let plan = fixture.plan(&[]);
     let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
-    let shape = Shape::new(&plan, 0);
-    let ctx = Context { backend: &backend, tensor: &Solo, shape: &shape, starts: None };
+    let shape = Shape::new(&plan, plan.mesh.coordinate(0));
+    let ctx = Context { backend: &backend, tensor: &Solo, context: &Solo, shape: &shape, starts: None };
     let load = |name: Unit| {
         let layout = plan.layout(name);
         (unit(&backend, &fixture.folder, &layout), layout)

@@ -1,8 +1,10 @@
 //! Portable attention, forward and backward, beside the CPU backend in fp64 on the same numbers.
 
 use kintsugi_gfx90a::{Argument, Grid};
-use kintsugi_tensor::ops::{AttentionShape, CachedAttention};
-use kintsugi_tensor::{Backend, DType};
+use kintsugi_tensor::ops::{
+    AttentionShape, CachedAttention, Columns, SlicedAttention, SlicedAttentionBackward, Slices,
+};
+use kintsugi_tensor::{Backend, Buffer, DType};
 
 use crate::attention_tensors::{Case, Tensors, shape};
 use crate::support::{COMPUTE, Draw, NULL, Pair, kernels, pointer, random, random_cases, size, suffix};
@@ -97,6 +99,126 @@ fn the_backward_of_heads_of_128_does_not_fit() {
     let error = machine.launch(&code, "attention_dkeys_dvalues_f32", case.grid(1, 4, 2), &arguments);
     let message = error.expect_err("there is not enough LDS").to_string();
     assert_eq!(message, "attention_dkeys_dvalues_f32: 74496 bytes of LDS; a workgroup has at most 65536");
+}
+
+/// The queries of one part over the keys of some parts: at once, joined with those of other keys, and the backward.
+fn sliced_attention(
+    portable: &mut Pair,
+    dots: &mut Pair,
+    shape: AttentionShape,
+    dtype: DType,
+    slices: Slices,
+) {
+    let AttentionShape { batch, sequence: own, heads, kv_heads, head_dim } = shape;
+    let (rows, width) = (shape.rows(), heads * head_dim);
+    let keys_width = 2 * kv_heads * head_dim;
+    // A document begins in the middle of the second slice.
+    let second = slices.position(own, own * 3 / 4);
+    let start = |row: usize| if slices.position(own, row % own) < second { 1 } else { second };
+    let starts: Vec<u32> = (0..rows).map(|row| start(row) as u32).collect();
+    let starts = portable.tokens("starts", &starts);
+    let qkv = portable.random("qkv", rows * shape.qkv_width(), dtype, 1);
+    let dout = portable.random("dout", rows * width, dtype, 2);
+    let log_sums = portable.blank("log_sums", rows * heads, DType::F32);
+    let out = portable.blank("out", rows * width, dtype);
+    let partial = portable.blank("partial", rows * width, DType::F32);
+    let tile = |vectors: usize, scores: usize, owners: usize, heads: usize| {
+        let floats = TILE * (vectors * (head_dim + 1) + scores * (TILE + 1));
+        let tiles = (own / 2).div_ceil(TILE) + (own - own / 2).div_ceil(TILE);
+        Grid::new(1, THREADS).blocks(owners * tiles, heads, batch).shared(4 * floats)
+    };
+    let sizes = |first_owner: usize, owners: usize| {
+        let numbers = [slices.parts, slices.part, first_owner, owners, own, heads, kv_heads, head_dim];
+        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
+        [&numbers.map(|number| Argument::from(number as u32))[..], &[scale.into()]].concat()
+    };
+    let what = format!("{shape:?} of {slices:?} in {dtype:?}");
+    // The first keys are those of the last part, of which some queries see none.
+    let others = slices.parts - 1;
+    for (first_owner, owners, before) in [(others, 1, false), (0, others, true)] {
+        let seed = first_owner as u64 + 3;
+        let keys = portable.random("keys", owners * rows * keys_width, dtype, seed);
+        let to = if before { &out } else { &partial };
+        portable.cpu.sliced_attention(SlicedAttention {
+            qkv: qkv.cpu.view(),
+            keys: keys.cpu.view(),
+            first_owner,
+            owners,
+            starts: Some(starts.cpu.view()),
+            before: before.then_some(partial.cpu.view()),
+            out: to.cpu.view(),
+            log_sums: log_sums.cpu.view(),
+            shape,
+            slices,
+        });
+        let kind = if before { "" } else { "sums_" };
+        let tensors = [&qkv, &keys, &starts].map(pointer);
+        let old = if before { pointer(&partial) } else { NULL.into() };
+        let arguments = [&tensors[..], &[old, pointer(to), pointer(&log_sums)], &sizes(first_owner, owners)];
+        let name = format!("sliced_forward_{kind}{}", suffix(dtype));
+        portable.launch(&name, tile(2, 1, 1, heads), &arguments.concat());
+        portable.agree(to, &what);
+        portable.agree(&log_sums, &what);
+    }
+
+    let keys = portable.random("keys", others * rows * keys_width, dtype, 3);
+    let dqkv = portable.random("dqkv", rows * shape.qkv_width(), dtype, 4);
+    let dkeys = portable.random("dkeys", others * rows * keys_width, DType::F32, 5);
+    portable.cpu.sliced_attention_backward(SlicedAttentionBackward {
+        qkv: qkv.cpu.view(),
+        keys: keys.cpu.view(),
+        first_owner: 0,
+        owners: others,
+        starts: Some(starts.cpu.view()),
+        out: out.cpu.view(),
+        dout: dout.cpu.view(),
+        log_sums: log_sums.cpu.view(),
+        dqueries: Columns { view: dqkv.cpu.view(), width: shape.qkv_width(), first: 0 },
+        add_queries: false,
+        dkeys: dkeys.cpu.view(),
+        add_keys: true,
+        shape,
+        slices,
+    });
+    // The dots are a kernel of another file.
+    let copy = |pair: &mut Pair, buffer: &Buffer| {
+        let copy = pair.cpu.allocate(buffer.len(), buffer.dtype(), kintsugi_tensor::Category::Activations);
+        let values = pair.cpu.read(buffer.view());
+        pair.cpu.upload(&values, copy.view());
+        pair.same("a copy", copy)
+    };
+    let [out_copy, dout_copy] = [&out, &dout].map(|both| copy(dots, &both.cpu));
+    let sums = dots.blank("dots", rows * heads, DType::F32);
+    let blocks = (rows * heads).div_ceil(ROWS_PER_BLOCK);
+    let tensors = [pointer(&out_copy), pointer(&dout_copy), pointer(&sums), size(rows * heads)];
+    let of_shape = &sizes(0, others)[4..];
+    let name = format!("attention_dots_{}", suffix(dtype));
+    dots.launch(&name, Grid::new(blocks, THREADS), &[&tensors, of_shape].concat());
+    let values = dots.read(&sums);
+    let sums = portable.numbers("dots", &values, DType::F32);
+
+    let inputs = [&qkv, &keys, &starts, &dout, &log_sums, &sums].map(pointer);
+    let arguments = [&inputs[..], &[pointer(&dkeys), true.into()], &sizes(0, others)].concat();
+    let name = format!("sliced_dkeys_sums_{}", suffix(dtype));
+    portable.launch(&name, tile(4, 2, others, kv_heads), &arguments);
+    let to = [pointer(&dqkv), size(shape.qkv_width()), size(0), false.into()];
+    let arguments = [&inputs[..], &to, &sizes(0, others)].concat();
+    portable.launch(&format!("sliced_dqueries_{}", suffix(dtype)), tile(4, 1, 1, heads), &arguments);
+    // The machine's output is rounded from f32 as the CPU's is, so the gradients differ as other results do.
+    let within = if dtype == DType::F32 { 2e-6 } else { 2e-3 };
+    portable.agree_within(&dkeys, &what, within);
+    portable.agree_within(&dqkv, &what, within);
+}
+
+#[test]
+fn attention_of_slices() {
+    let (Some(code), Some(dots)) = (kernels("sliced_attention"), kernels("attention")) else { return };
+    let (mut portable, mut dots) = (Pair::new(code, 4), Pair::new(dots, 5));
+    for dtype in COMPUTE {
+        for (sizes, parts, part) in [([2, 12, 2, 1, 8], 2, 1), ([1, 70, 1, 1, 24], 3, 1)] {
+            sliced_attention(&mut portable, &mut dots, shape(sizes), dtype, Slices { parts, part });
+        }
+    }
 }
 
 #[test]

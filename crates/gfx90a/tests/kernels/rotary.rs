@@ -3,7 +3,7 @@
 use kintsugi_gfx90a::Grid;
 use kintsugi_spec::RotaryScaling;
 use kintsugi_tensor::Backend;
-use kintsugi_tensor::ops::{AttentionShape, Rotary};
+use kintsugi_tensor::ops::{AttentionShape, Rotary, Slices};
 
 use crate::support::{COMPUTE, NULL, PACK, Pair, kernels, pointer, size, suffix};
 
@@ -18,9 +18,13 @@ fn queries_and_keys_are_rotated() {
     let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
     let scaled = RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 };
     for dtype in COMPUTE {
-        for (dims, scaling, inverse, moved) in
-            [(64, None, false, false), (16, Some(scaled), true, true), (6, None, false, true)]
-        {
+        let part = Slices { parts: 3, part: 1 };
+        for (dims, scaling, inverse, moved, slices) in [
+            (64, None, false, false, Slices::WHOLE),
+            (16, Some(scaled), true, true, part),
+            (6, None, false, true, part),
+            (8, None, false, false, part),
+        ] {
             let qkv = pair.random("qkv", rows * width, dtype, 1);
             let at: Vec<u32> = (0..rows as u32).map(|row| 999 * row + 1).collect();
             let at = pair.tokens("positions", &at);
@@ -32,16 +36,20 @@ fn queries_and_keys_are_rotated() {
                 scaling,
                 inverse,
                 positions: moved.then_some(at.cpu.view()),
+                slices,
             });
             let pairs = dims / 2;
             let wide = pairs.is_multiple_of(PACK);
             let RotaryScaling { factor, low, high, positions } =
                 scaling.unwrap_or(RotaryScaling { factor: 1.0, low: 0.0, high: 1.0, positions: 1 });
+            let [early, late] = slices.offsets(shape.sequence);
             let arguments = [
                 pointer(&qkv),
                 if moved { pointer(&at) } else { NULL.into() },
                 size(rows),
                 size(shape.sequence),
+                size(early),
+                size(late),
                 size(width),
                 (shape.heads as u32 + shape.kv_heads as u32).into(),
                 (shape.head_dim as u32).into(),

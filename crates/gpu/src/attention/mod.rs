@@ -21,7 +21,10 @@ use crate::launcher::{Launcher, device_address};
 use crate::notice_handler::NoticeHandler;
 use crate::stream::Stream;
 use kintsugi_tensor::device::{AttentionPass, AttentionScratch, asks_library, fits_library};
-use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum};
+use kintsugi_tensor::ops::{
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, SlicedAttention,
+    SlicedAttentionBackward,
+};
 use kintsugi_tensor::{Buffer, Category, DType, Memory, View};
 
 /// The attention kernels of one stream.
@@ -130,6 +133,21 @@ impl Attentions {
             portable::backward(&self.kernels, op, row_dots)?;
         }
         sum_bias(launcher, op)
+    }
+
+    /// See [`SlicedAttention`]. Only our portable kernels have it.
+    pub(crate) fn sliced_forward(&self, op: &SlicedAttention) -> Result<(), GpuError> {
+        portable::sliced_forward(&self.kernels, op)
+    }
+
+    /// See [`SlicedAttentionBackward`]. Scratch as in [`Attentions::forward`].
+    pub(crate) fn sliced_backward(
+        &self,
+        op: &SlicedAttentionBackward,
+        memory: &Rc<dyn Memory>,
+    ) -> Result<(), GpuError> {
+        let scratch = self.take_scratch(op.shape, op.qkv.dtype(), false, true, memory);
+        portable::sliced_backward(&self.kernels, op, scratch.addresses[0])
     }
 
     /// Whether the plan has room for cuDNN's kernels for this kind of attention.

@@ -4,11 +4,14 @@
 use super::{mfma, tensor};
 use crate::driver::Grid;
 use crate::error::GpuError;
-use crate::kernels::{ATTENTION, Kernels, suffix};
-use crate::launcher::{pointer, size};
+use crate::kernels::{ATTENTION, Kernels, SLICED_ATTENTION, suffix};
+use crate::launcher::{pointer, pointer_or_null, size};
 use crate::stream::Argument;
 use kintsugi_tensor::View;
-use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use kintsugi_tensor::ops::{
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, Columns, SlicedAttention,
+    SlicedAttentionBackward, Slices,
+};
 
 /// Queries and keys of a tile, the largest first. Smaller tiles are for heads whose larger ones do not fit into shared
 /// memory; they read keys and values more often.
@@ -78,6 +81,55 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
     launch(&format!("attention_dqueries_{kind}"), by_query, &arguments)
 }
 
+/// See [`SlicedAttention`].
+pub fn sliced_forward(kernels: &Kernels, op: &SlicedAttention) -> Result<(), GpuError> {
+    let tile = Tile::fitting(kernels, op.shape, FORWARD)?;
+    let starts = pointer_or_null(op.starts);
+    let before = pointer_or_null(op.before);
+    let tensors = [pointer(op.qkv), pointer(op.keys), starts, before, pointer(op.out), pointer(op.log_sums)];
+    let arguments = with_parts(&tensors, op.slices, [op.first_owner, op.owners], op.shape);
+    let name = format!("sliced_forward_{}", result_suffix(op.qkv, op.out)?);
+    let grid = tile.sliced_grid(1, op.shape.heads, FORWARD);
+    // SAFETY: the arguments are those of the kernel, and the views were checked against the shape.
+    unsafe { kernels.launch_defined(&SLICED_ATTENTION, &tile.definitions(), &name, grid, &[], &arguments) }
+}
+
+/// See [`SlicedAttentionBackward`]. `dots` is scratch: one fp32 number per query.
+pub fn sliced_backward(kernels: &Kernels, op: &SlicedAttentionBackward, dots: u64) -> Result<(), GpuError> {
+    let tile = Tile::fitting(kernels, op.shape, BY_KEY)?;
+    let rows = op.shape.rows() * op.shape.heads;
+    let arguments = with_shape(&[pointer(op.out), pointer(op.dout), dots.into(), size(rows)], op.shape);
+    let grid = Grid::new(rows.div_ceil(ROWS_PER_BLOCK), THREADS);
+    let name = format!("attention_dots_{}", suffix(op.qkv.dtype())?);
+    // SAFETY: as in `sliced_forward`; `dots` has room for every query.
+    unsafe { kernels.launch_defined(&ATTENTION, &tile.definitions(), &name, grid, &[], &arguments)? };
+
+    let starts = pointer_or_null(op.starts);
+    let inputs =
+        [pointer(op.qkv), pointer(op.keys), starts, pointer(op.dout), pointer(op.log_sums), dots.into()];
+    let launch = |name: String, grid, outputs: &[Argument]| {
+        let tensors = [&inputs, outputs].concat();
+        let arguments = with_parts(&tensors, op.slices, [op.first_owner, op.owners], op.shape);
+        // SAFETY: as above.
+        unsafe {
+            kernels.launch_defined(&SLICED_ATTENTION, &tile.definitions(), &name, grid, &[], &arguments)
+        }
+    };
+    let by_key = tile.sliced_grid(op.owners, op.shape.kv_heads, BY_KEY);
+    let name = format!("sliced_dkeys_{}", result_suffix(op.qkv, op.dkeys)?);
+    launch(name, by_key, &[pointer(op.dkeys), op.add_keys.into()])?;
+    let Columns { view, width, first } = op.dqueries;
+    let by_query = tile.sliced_grid(1, op.shape.heads, BY_QUERY);
+    let name = format!("sliced_dqueries_{}", result_suffix(op.qkv, view)?);
+    launch(name, by_query, &[pointer(view), size(width), size(first), op.add_queries.into()])
+}
+
+/// The suffix of a kernel whose result has the type of its inputs or is in f32.
+fn result_suffix(input: View, result: View) -> Result<String, GpuError> {
+    let sums = if result.dtype() == input.dtype() { "" } else { "sums_" };
+    Ok(format!("{sums}{}", suffix(input.dtype())?))
+}
+
 /// The infix of the kernel's name, and the `starts` argument that only masked kernels take.
 fn starts(starts: Option<View>) -> (&'static str, Option<Argument>) {
     if let Some(starts) = starts { ("masked_", Some(pointer(starts))) } else { ("", None) }
@@ -119,6 +171,14 @@ impl Tile {
         Grid { blocks, shared: self.shared_bytes(held), ..tiles }
     }
 
+    /// A block for each tile of the two slices of a part, `parts` times.
+    fn sliced_grid(&self, parts: usize, heads: usize, held: Held) -> Grid {
+        let (slice, own) = (self.shape.sequence / 2, self.shape.sequence);
+        let tiles = slice.div_ceil(self.length) + (own - slice).div_ceil(self.length);
+        let grid = self.grid(heads, held);
+        Grid { blocks: (Grid::new(parts * tiles, THREADS).blocks.0, grid.blocks.1, grid.blocks.2), ..grid }
+    }
+
     fn shared_bytes(&self, (vectors, scores): Held) -> u32 {
         let floats = self.length * (vectors * (self.shape.head_dim + 1) + scores * (self.length + 1));
         (floats * size_of::<f32>()) as u32
@@ -138,6 +198,17 @@ fn with_shape(arguments: &[Argument], shape: AttentionShape) -> Vec<Argument> {
     let sizes = sizes.map(|size| Argument::from(size as u32));
     let scale = Argument::from(scale(shape));
     arguments.iter().copied().chain(sizes).chain([scale]).collect()
+}
+
+/// The arguments of a kernel for slices: tensors, parts and owners of keys, and the shape.
+fn with_parts(
+    tensors: &[Argument],
+    slices: Slices,
+    [first_owner, owners]: [usize; 2],
+    shape: AttentionShape,
+) -> Vec<Argument> {
+    let parts = [slices.parts, slices.part, first_owner, owners].map(|count| Argument::from(count as u32));
+    with_shape(&[tensors, &parts].concat(), shape)
 }
 
 /// The factor of the scores.

@@ -2,7 +2,7 @@
 
 use kintsugi_gpu::GpuBackend;
 use kintsugi_spec::RotaryScaling;
-use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary};
+use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary, Slices};
 use kintsugi_tensor::{Buffer, DType};
 
 use crate::test_backend::{COMPUTE, TestBackend, agree, any_gpu, gpu, gradient, gradient_types};
@@ -113,6 +113,7 @@ fn rotary_turns_queries_and_keys_and_back() {
                         scaling: None,
                         inverse,
                         positions,
+                        slices: Slices::WHOLE,
                     });
                     let at: Vec<u32> = (0..shape.rows() as u32).map(|row| 3 * row + 1).collect();
                     let (moved, at) = (backend.input(qkv.len(), 2), backend.tokens(&at));
@@ -126,6 +127,7 @@ fn rotary_turns_queries_and_keys_and_back() {
                         scaling,
                         inverse,
                         positions,
+                        slices: Slices::WHOLE,
                     });
                     vec![qkv, moved]
                 });

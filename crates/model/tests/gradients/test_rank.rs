@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use kintsugi_comm::Communicator;
+use kintsugi_comm::{Communicator, Solo};
 use kintsugi_model::{Context, Gradients, Shape, Weights, WrittenParameters};
-use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::UnitLayout;
+use kintsugi_plan::{Axis, Coordinate, Plan};
 use kintsugi_tensor::cpu::memory::Slab;
 use kintsugi_tensor::cpu::{CpuBackend, workspace_bytes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Memory, View};
@@ -39,7 +39,8 @@ pub fn plan(sets: &[&[&str]]) -> Plan {
 
 /// The shape of tensor-parallel part `part` of a plan, in f64.
 pub fn shape(plan: &Plan, part: usize) -> Shape {
-    Shape { compute: DType::F64, ..Shape::new(plan, part) }
+    let at = Coordinate::of_stage(0).with(Axis::Tensor, part);
+    Shape { compute: DType::F64, ..Shape::new(plan, at) }
 }
 
 /// A rank's backend.
@@ -58,7 +59,7 @@ impl TestRank {
     }
 
     pub fn context<'a>(&'a self, tensor: &'a dyn Communicator, shape: &'a Shape) -> Context<'a> {
-        Context { backend: &self.backend, tensor, shape, starts: None }
+        Context { backend: &self.backend, tensor, context: &Solo, shape, starts: None }
     }
 
     pub fn buffer(&self, values: &[f64]) -> Buffer {

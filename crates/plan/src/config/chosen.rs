@@ -177,7 +177,9 @@ mod tests {
         let text = source.with_strategy_of(&base.with_strategy(&strategies()[1]).unwrap(), "a test").unwrap();
         assert!(text.contains("\n[sharding]\ngather = \"step\"\nzero = 3\n"), "{text}");
         assert!(
-            text.contains("\n[parallel]\ndp = 16\npp = 1\nprefetch = 2\nschedule = \"1f1b\"\ntp = 1\n"),
+            text.contains(
+                "\n[parallel]\ncp = 1\ndp = 16\npp = 1\nprefetch = 2\nschedule = \"1f1b\"\ntp = 1\n"
+            ),
             "{text}"
         );
         assert!(text.contains("\n[memory]\nattention = \"plain\"\nrecompute = \"full\"\n"), "{text}");

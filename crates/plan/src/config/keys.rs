@@ -13,8 +13,8 @@ use super::words::{
     Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources,
 };
 use crate::{
-    AttentionKind, Compute, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
-    ScheduleKind, SecondaryUse, Transport, When,
+    AttentionKind, Compute, ContextAttention, GradientType, LogFormat, LossScale, RateSchedule, Recompute,
+    Resume, ScheduleKind, SecondaryUse, Transport, When,
 };
 
 /// Larger than any cluster, and small enough that products of sizes do not overflow.
@@ -129,6 +129,12 @@ table! {
     RawParallel in "parallel" {
         /// a divisor of `heads`, `kv_heads` and `ffn`
         tp: usize, default 1, in 1..=MAX_RANKS;
+        /// context parallelism: the ranks that share the tokens of a sample, as [two slices](context-parallelism.md) of
+        /// each; `sequence` must be a multiple of 2 · cp
+        cp: usize, default 1, in 1..=MAX_RANKS;
+        /// `"gather"`: how attention [reaches](context-parallelism.md#three-ways) the keys and values of the other ranks of cp; has
+        /// no effect if cp is 1
+        cp_attention: ContextAttention, default ContextAttention::Gather;
         /// at most `layers`
         pp: usize, default 1, in 1..=MAX_RANKS;
         /// a number; `"auto"` fills `cluster.nodes` if that is given, and is 1 otherwise

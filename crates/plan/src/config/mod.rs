@@ -32,8 +32,9 @@ pub use resolved::ResolvedValue;
 pub use source::{ConfigSource, ProfilePlace, VocabSource};
 pub use strategy::{LayerSplit, ShardingChoice, Strategy};
 
+use crate::context;
 use crate::data::resolve as data;
-use crate::{Batch, MemoryOptions, Optimizer, Pipeline, Plan, Precision, Run};
+use crate::{Batch, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run};
 use error::invalid;
 use keys::{RawParallel, RawSharding};
 use layers::Layers;
@@ -54,6 +55,7 @@ fn search_base(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
     raw.batch.micro = Some(1);
     raw.parallel = RawParallel {
         tp: None,
+        cp: None,
         pp: None,
         dp: Some(Replicas::Count(1)),
         schedule: None,
@@ -74,14 +76,17 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
     let batch = Batch::resolve(&raw.batch, mesh.dp())?;
     model::check_split(&model, mesh.tp())?;
+    let memory = MemoryOptions::resolve(&raw.memory);
+    context::check(mesh, batch, memory)?;
     let framework = framework::resolve(&raw.framework)?;
     Ok(Plan {
         pipeline: Pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
-        sequence_parallel: sequence_parallel(&raw.parallel, mesh.tp(), batch)?,
+        cp_attention: raw.parallel.cp_attention(),
+        sequence_parallel: sequence_parallel(&raw.parallel, mesh, batch)?,
         overlap_tp: raw.parallel.overlap_tp(),
         sharding: sharding::resolve(&raw.sharding, mesh, &cluster, &framework)?,
         precision: Precision::resolve(&raw.precision)?,
-        memory: MemoryOptions::resolve(&raw.memory),
+        memory,
         optimizer: Optimizer::resolve(&raw.optimizer)?,
         data: data(&raw.data, model.vocab)?,
         run: Run::resolve(&raw.run, cluster.device.kind)?,
@@ -94,10 +99,18 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     })
 }
 
-fn sequence_parallel(raw: &RawParallel, tp: usize, batch: Batch) -> Result<bool, ConfigError> {
+fn sequence_parallel(raw: &RawParallel, mesh: Mesh, batch: Batch) -> Result<bool, ConfigError> {
+    let (tp, cp) = (mesh.tp(), mesh.cp());
     let wanted = raw.sequence_parallel() && tp > 1;
-    let rows = batch.micro * batch.sequence;
+    let rows = batch.micro * batch.sequence / cp;
     if wanted && !rows.is_multiple_of(tp) {
+        if cp > 1 {
+            let rule = format!(
+                "needs batch.micro · batch.sequence / parallel.cp = {} · {} / {cp} to be a multiple of parallel.tp = {tp}",
+                batch.micro, batch.sequence
+            );
+            return Err(invalid("parallel.sequence_parallel", true, rule));
+        }
         let rule = format!(
             "needs batch.micro · batch.sequence = {} · {} to be a multiple of parallel.tp = {tp}",
             batch.micro, batch.sequence

@@ -60,7 +60,7 @@ pub(super) fn resolve(
 
 /// Notes about requested sharding that is the same as no sharding.
 pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<String> {
-    let because = |level: ShardLevel| match mesh.dp() {
+    let because = |level: ShardLevel| match mesh.replicas() {
         1 => "there is one replica, parallel.dp = 1".to_owned(),
         _ => format!("parallel.tp = {} leaves no two replicas inside one {}", mesh.tp(), level.name()),
     };
@@ -137,7 +137,7 @@ fn shards(field: &str, level: ShardLevel, mesh: Mesh, topology: Topology) -> Res
         let rule = format!(
             "divides the data-parallel axis of {} ranks unevenly: not every {} has as many of them; use \"none\" or \
              \"cluster\"",
-            mesh.dp(),
+            mesh.replicas(),
             level.name()
         );
         invalid(field, level, rule)
@@ -159,7 +159,7 @@ fn parts(mesh: Mesh, topology: Topology, divided: impl Fn(usize) -> bool) -> [Op
     let mut parts = [None; MAX_PARTS];
     for (part, pair) in parts.iter_mut().zip(ends.windows(2)) {
         let ((inside, inner), (ranks, outer)) = (pair[0], pair[1]);
-        let outer = outer.filter(|_| ranks < mesh.dp());
+        let outer = outer.filter(|_| ranks < mesh.replicas());
         let span = match (inner, outer) {
             (None, None) => Span::All,
             (None, Some(outer)) => Span::Inside(outer),
@@ -177,8 +177,9 @@ fn parts(mesh: Mesh, topology: Topology, divided: impl Fn(usize) -> bool) -> [Op
 /// One ring reaches only a share of the bandwidth between nodes if it has several ranks in each node. Level by level, each rank
 /// of a node has a ring across nodes of its own, but the two levels work one after the other.
 fn levels_pay(mesh: Mesh, cluster: &ClusterSpec, framework: &FrameworkSpec) -> bool {
-    let inside =
-        mesh.replicas_inside(Level::Node, cluster.topology).filter(|&ranks| 1 < ranks && ranks < mesh.dp());
+    let inside = mesh
+        .replicas_inside(Level::Node, cluster.topology)
+        .filter(|&ranks| 1 < ranks && ranks < mesh.replicas());
     let Some(inside) = inside else { return false };
     let bandwidth = |level| {
         let link = cluster.link(level)?;
@@ -190,8 +191,8 @@ fn levels_pay(mesh: Mesh, cluster: &ClusterSpec, framework: &FrameworkSpec) -> b
     let share = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
     let moved = |ranks: usize| (ranks - 1) as f64 / ranks as f64;
     let adapters = inside as f64 * between;
-    let ring = moved(mesh.dp()) / (share * adapters).min(node);
-    let by_level = moved(mesh.dp() / inside) / adapters + moved(inside) / node;
+    let ring = moved(mesh.replicas()) / (share * adapters).min(node);
+    let by_level = moved(mesh.replicas() / inside) / adapters + moved(inside) / node;
     by_level < ring
 }
 

@@ -8,11 +8,12 @@ use super::error::ConfigError;
 use super::keys::{RawBatch, RawParallel, RawSharding};
 use super::words::{Replicas, ShardLevel};
 use super::{mesh, model, quantized, sequence_parallel, sharding, write};
+use crate::context;
 use crate::{Batch, MemoryOptions, Mesh, Pipeline, Plan, Quantized, Recompute, ScheduleKind, Sharding, When};
 
 /// The keys of `[parallel]` that a strategy decides.
-pub(super) const DECIDED: [&str; 7] =
-    ["tp", "pp", "dp", "schedule", "virtual_stages", "layers_per_stage", "sequence_parallel"];
+pub(super) const DECIDED: [&str; 8] =
+    ["tp", "cp", "pp", "dp", "schedule", "virtual_stages", "layers_per_stage", "sequence_parallel"];
 
 /// How a model is run: one point of the search space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,6 +108,7 @@ impl Plan {
         let (layers, chunks) = (self.model.layers, strategy.mesh.pp() * strategy.virtual_stages);
         let parallel = RawParallel {
             tp: Some(strategy.mesh.tp()),
+            cp: Some(strategy.mesh.cp()),
             pp: Some(strategy.mesh.pp()),
             dp: Some(Replicas::Count(strategy.mesh.dp())),
             schedule: Some(strategy.schedule),
@@ -123,9 +125,10 @@ impl Plan {
         let mesh = mesh::resolve(&parallel, &self.cluster, None)?;
         let batch = Batch::resolve(&raw_batch, mesh.dp())?;
         model::check_split(&self.model, mesh.tp())?;
+        context::check(mesh, batch, self.memory)?;
         Ok(Plan {
             pipeline: Pipeline::resolve(&parallel, mesh, self.model.layers, batch)?,
-            sequence_parallel: sequence_parallel(&parallel, mesh.tp(), batch)?,
+            sequence_parallel: sequence_parallel(&parallel, mesh, batch)?,
             sharding: self.resolve_sharding(mesh, strategy.sharding)?,
             memory: MemoryOptions { recompute: strategy.recompute, ..self.memory },
             batch,

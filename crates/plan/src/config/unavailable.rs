@@ -9,12 +9,7 @@ struct Feature {
 }
 
 /// The features, most specific first: the names of Megatron-LM, DeepSpeed, torchtitan and transformers.
-const FEATURES: [Feature; 6] = [
-    Feature {
-        names: &["cp", "context_parallel"],
-        reason: "Kintsugi has no context parallelism; remove the key. parallel.sequence_parallel shards activations over tp, \
-                 and memory.recompute saves memory for long sequences",
-    },
+const FEATURES: [Feature; 5] = [
     Feature {
         names: &["ep", "expert_parallel", "expert_model_parallel", "expert_tensor_parallel"],
         reason: "Kintsugi has no expert parallelism, because it has no mixture-of-experts models; remove the key",
@@ -57,9 +52,6 @@ mod tests {
             let found = reason(text).unwrap_or_else(|| panic!("{text}"));
             assert!(found.starts_with(&format!("Kintsugi has no {words}")), "{text}: {found}");
         };
-        for key in ["parallel.cp", "parallel.cp_attention", "parallel.context_parallel_size"] {
-            begins(key, "context parallelism");
-        }
         for key in ["parallel.ep", "parallel.expert_model_parallel_size", "parallel.expert_parallel_degree"] {
             begins(key, "expert parallelism");
         }

@@ -66,6 +66,8 @@ pub(super) fn parallel(plan: &Plan) -> RawParallel {
         tp: Some(plan.mesh.tp()),
         pp: Some(plan.mesh.pp()),
         dp: Some(Replicas::Count(plan.mesh.dp())),
+        cp: Some(plan.mesh.cp()),
+        cp_attention: Some(plan.cp_attention),
         schedule: Some(plan.pipeline.schedule),
         virtual_stages: Some(plan.pipeline.virtual_stages),
         layers_per_stage: Some(plan.pipeline.layers.clone()),
@@ -82,7 +84,7 @@ pub(super) fn sharding(plan: &Plan) -> RawSharding {
     // The innermost level with as many replicas; all replicas are the cluster's.
     let level = |ranks: usize| {
         let joins = |level: &Level| {
-            let all = *level == Level::Cluster || ranks < plan.mesh.dp();
+            let all = *level == Level::Cluster || ranks < plan.mesh.replicas();
             all && plan.mesh.replicas_inside(*level, plan.cluster.topology) == Some(ranks)
         };
         let level = Level::ALL.into_iter().find(joins).filter(|_| ranks > 1);

@@ -13,7 +13,7 @@ use super::{Draft, Position};
 use crate::{GradientReductions, Op, Phase, Plan, Transfer, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
-    if plan.mesh.dp() == 1 && !(plan.sequence_parallel && plan.mesh.tp() > 1) {
+    if plan.mesh.replicas() == 1 && !(plan.sequence_parallel && plan.mesh.tp() > 1) {
         return;
     }
     let reductions = reductions(plan, stage);

@@ -28,7 +28,7 @@ fn unit_elements(plan: &Plan, unit: Unit) -> usize {
 fn without_a_file_there_is_the_demo() {
     let demo = ConfigSource::demo().plan().unwrap();
     assert_eq!(demo.model.name, "demo");
-    assert_eq!(demo.mesh.sizes(), [2, 2, 2]);
+    assert_eq!(demo.mesh.sizes(), [2, 2, 1, 2]);
     assert_eq!(demo.pipeline.schedule, ScheduleKind::OneForwardOneBackward);
     assert_eq!(demo.pipeline.layers, [2, 2]);
     assert_eq!((demo.sharding.weights, demo.sharding.gradients, demo.sharding.states), (1, 1, 2));

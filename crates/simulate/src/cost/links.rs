@@ -108,12 +108,12 @@ impl Links {
         let of_replicas = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
         // Groups whose ranks are some replicas apart run side by side, one for each rank between these.
         let over_replicas = |ranks, stride: usize| {
-            let stride = mesh.stride(Axis::Data) * stride;
+            let stride = mesh.stride(Axis::Context) * stride;
             with_share(of_replicas, stride, ranks, stride)
         };
         let along = |axis| {
             if axis == Axis::Data {
-                over_replicas(mesh.dp(), 1)
+                over_replicas(mesh.replicas(), 1)
             } else {
                 group(mesh.stride(axis), mesh.size(axis), 1)
             }
@@ -355,7 +355,8 @@ fn data_spans(mesh: Mesh, topology: Topology) -> Vec<(Span, usize, usize)> {
     let mut spans = Vec::new();
     for (number, &inner) in levels.iter().enumerate() {
         let Some(ranks) = inside(inner) else { continue };
-        spans.extend([(Span::Inside(inner), ranks, 1), (Span::Across(inner), mesh.dp() / ranks, ranks)]);
+        spans
+            .extend([(Span::Inside(inner), ranks, 1), (Span::Across(inner), mesh.replicas() / ranks, ranks)]);
         let outer = levels[number + 1..].iter().filter_map(|&outer| Some((outer, inside(outer)?)));
         spans.extend(outer.map(|(outer, all)| (Span::Between(inner, outer), all / ranks, ranks)));
     }

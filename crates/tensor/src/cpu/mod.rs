@@ -39,7 +39,7 @@ use crate::ops::{
     AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CopyColumns, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
     LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{AddressSpace, Backend, Buffer, Category, DType, Memory, View};
 
@@ -306,6 +306,26 @@ impl Backend for CpuBackend {
             let (rows, width) = (op.shape.rows(), op.shape.qkv_width());
             self.column_sum(ColumnSum { x: op.dqkv, out, rows, width });
         }
+    }
+
+    fn sliced_attention(&self, op: SlicedAttention) {
+        op.check();
+        self.with_scratch(|scratch| {
+            with_float!(op.qkv.dtype(), T => with_gradient!(T, op.out.dtype(), O => {
+                attention::sliced_forward::<T, O>(self.threads, scratch, &op);
+            }));
+        });
+    }
+
+    fn sliced_attention_backward(&self, op: SlicedAttentionBackward) {
+        op.check();
+        self.with_scratch(|scratch| {
+            with_float!(op.qkv.dtype(), T => with_gradient!(T, op.dqueries.view.dtype(), Q => {
+                with_gradient!(T, op.dkeys.dtype(), G => {
+                    attention::sliced_backward::<T, Q, G>(self.threads, scratch, &op);
+                });
+            }));
+        });
     }
 
     fn cached_attention(&self, op: CachedAttention) {

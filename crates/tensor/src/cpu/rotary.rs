@@ -18,11 +18,13 @@ pub fn rotary<T: Element>(threads: Threads, op: &Rotary) {
     let width = shape.qkv_width();
     let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
     let fresh = Angles::new(op);
-    let (dims, positions) = (op.dims, op.positions.map(|positions| access.tokens(positions)));
+    let (dims, slices, positions) =
+        (op.dims, op.slices, op.positions.map(|positions| access.tokens(positions)));
     threads.each(shape.rows(), width, Rows(qkv, width), |rows, qkv| {
         let mut angles = fresh.clone();
         for (row, qkv) in rows.zip(qkv.0.chunks_exact_mut(width)) {
-            angles.move_to(positions.map_or(row % shape.sequence, |positions| positions[row] as usize));
+            let by_index = || slices.position(shape.sequence, row % shape.sequence);
+            angles.move_to(positions.map_or_else(by_index, |positions| positions[row] as usize));
             let (cosines, sines) = angles.rounded::<T::Accumulator>();
             for head in qkv[..rotated].chunks_exact_mut(shape.head_dim) {
                 let (low, high) = head[..dims].split_at_mut(dims / 2);
@@ -90,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::cpu::testing::{TestBackend, assert_close, random};
-    use crate::ops::AttentionShape;
+    use crate::ops::{AttentionShape, Slices};
     use crate::{Backend, DType};
 
     #[test]
@@ -122,6 +124,7 @@ mod tests {
             scaling,
             inverse: false,
             positions: None,
+            slices: Slices::WHOLE,
         });
         let expected: Vec<f64> = (0..x.len())
             .map(|i| {
@@ -143,6 +146,7 @@ mod tests {
             scaling,
             inverse: true,
             positions: None,
+            slices: Slices::WHOLE,
         });
         assert_close(&backend.values(qkv.view()), &x, 1e-13);
     }
@@ -161,12 +165,22 @@ mod tests {
             scaling: None,
             inverse,
             positions: None,
+            slices: Slices::WHOLE,
         });
         let at = [70_u32, 3, 33];
         let rows = |of: &[f64]| at.map(|row| of[row as usize * 24..][..24].to_vec()).concat();
         let (some, positions) = (backend.buffer(&rows(&x), DType::F64), backend.tokens(&at));
         let (shape, positions) = (AttentionShape { sequence: 3, ..whole }, Some(positions.view()));
-        backend.cpu.rotary(Rotary { qkv: some.view(), shape, dims, base, scaling: None, inverse, positions });
+        backend.cpu.rotary(Rotary {
+            qkv: some.view(),
+            shape,
+            dims,
+            base,
+            scaling: None,
+            inverse,
+            positions,
+            slices: Slices::WHOLE,
+        });
         assert_eq!(backend.values(some.view()), rows(&backend.values(qkv.view())));
     }
 }

@@ -6,7 +6,8 @@ use super::testing::{TestBackend, fresh, random, starts};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Parameters, Positions, PositionsBackward, Residual, Rotary, Segment, Swiglu, SwigluBackward, control,
+    Parameters, Positions, PositionsBackward, Residual, Rotary, Segment, Slices, Swiglu, SwigluBackward,
+    control,
 };
 use crate::{Backend, Buffer, DType, View};
 
@@ -122,6 +123,7 @@ impl Recorder<'_> {
             scaling: None,
             inverse: false,
             positions: None,
+            slices: Slices::WHOLE,
         });
         let starts = self.backend.tokens(&starts(SHAPE, &[30, 1, 90]));
         let starts = masked.then_some(starts.view());

@@ -142,7 +142,7 @@ impl AttentionSaved<'_> {
     }
 }
 
-fn check_starts(starts: Option<View>, shape: AttentionShape) {
+pub(super) fn check_starts(starts: Option<View>, shape: AttentionShape) {
     if let Some(starts) = starts {
         expect("starts", starts, shape.rows());
         expect_type("starts", starts, DType::U32);

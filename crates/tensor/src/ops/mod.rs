@@ -6,6 +6,7 @@ mod cached;
 mod check;
 mod learning_rate;
 mod quantize;
+mod sliced;
 mod step;
 
 pub use cached::CachedAttention;
@@ -13,6 +14,7 @@ pub use check::Check;
 pub use learning_rate::{LearningRate, RateCurve};
 pub(crate) use quantize::ROUND;
 pub use quantize::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize, round_to_codes};
+pub use sliced::{SlicedAttention, SlicedAttentionBackward, Slices, visible_pairs};
 pub use step::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control};
 
 use kintsugi_spec::RotaryScaling;
@@ -280,7 +282,7 @@ pub struct AttentionBackward<'a> {
 /// Rotates the first `dims` dims of every query and key head in place, by position (arXiv 2104.09864).
 ///
 /// Dim `i` is paired with dim `i + dims/2`, as in Hugging Face checkpoints. The angle of pair `i` at position `t` is
-/// `t · base^(−2i/dims)`. A row's position is its index in its sample, unless `positions` is given.
+/// `t · base^(−2i/dims)`. A row's position is given by its index in its sample and by `slices`, unless `positions` is given.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary<'a> {
     /// Read and written, in the layout of [`AttentionShape`].
@@ -297,6 +299,8 @@ pub struct Rotary<'a> {
     pub inverse: bool,
     /// Read, `[rows]`, u32: the position of each row in its sample, for rows that are not the start of it.
     pub positions: Option<View<'a>>,
+    /// The part of every sample that the rows are.
+    pub slices: Slices,
 }
 
 /// `out = silu(gate) ∘ up` where `x` is `[rows, 2·width]`: gate, then up.

@@ -7,8 +7,8 @@ use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
     ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gradient, Linear,
     LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions,
-    PositionsBackward, Quantize, Requantize, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
-    UpdateControl,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward,
+    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl, visible_pairs,
 };
 use crate::{DType, View};
 
@@ -157,6 +157,29 @@ pub fn attention_backward(op: &AttentionBackward) -> Kernel {
     moved("attention backward", flops, &[op.qkv, op.out, op.dout, saved_view(op.saved), op.dqkv])
         .with_gradient(op.dbias)
         .attention(op.shape, op.qkv, op.saved, true)
+}
+
+pub fn sliced_attention(op: &SlicedAttention) -> Kernel {
+    let SlicedAttention { shape, slices, first_owner, owners, .. } = *op;
+    let pairs = visible_pairs(shape.sequence, slices, first_owner..first_owner + owners);
+    let flops = 2 * 2 * shape.head_dim * shape.batch * shape.heads * pairs;
+    moved("sliced attention", flops, &[op.qkv, op.keys, op.out, op.log_sums]).and(op.before).attention(
+        shape,
+        op.qkv,
+        AttentionSaved::LogSumExp(op.log_sums),
+        false,
+    )
+}
+
+pub fn sliced_attention_backward(op: &SlicedAttentionBackward) -> Kernel {
+    let SlicedAttentionBackward { shape, slices, first_owner, owners, .. } = *op;
+    let pairs = visible_pairs(shape.sequence, slices, first_owner..first_owner + owners);
+    let flops = 5 * 2 * shape.head_dim * shape.batch * shape.heads * pairs;
+    let dqueries = op.dqueries.view.slice(0..op.out.len());
+    moved("sliced attention backward", flops, &[op.qkv, op.keys, op.out, op.dout, op.log_sums])
+        .with_gradient(Some(Gradient { view: dqueries, accumulate: op.add_queries }))
+        .with_gradient(Some(Gradient { view: op.dkeys, accumulate: op.add_keys }))
+        .attention(shape, op.qkv, AttentionSaved::LogSumExp(op.log_sums), true)
 }
 
 /// The cost for a full cache: the positions of the new tokens are data, which the paper backend does not have.

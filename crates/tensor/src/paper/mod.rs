@@ -15,7 +15,8 @@ use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CopyColumns,
     CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
     LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
-    Requantize, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
+    SwigluBackward, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -219,6 +220,17 @@ impl Backend for Paper {
         op.check();
         self.take_scratch(op.shape, op.qkv.dtype(), asks_library(&op.saved, op.starts), true);
         self.record(cost::attention_backward(&op));
+    }
+
+    fn sliced_attention(&self, op: SlicedAttention) {
+        op.check();
+        self.record(cost::sliced_attention(&op));
+    }
+
+    fn sliced_attention_backward(&self, op: SlicedAttentionBackward) {
+        op.check();
+        self.take_scratch(op.shape, op.qkv.dtype(), false, true);
+        self.record(cost::sliced_attention_backward(&op));
     }
 
     recorded! {

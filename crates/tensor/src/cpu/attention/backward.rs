@@ -62,32 +62,32 @@ enum SavedSoftmax<'a, T: Element> {
 }
 
 /// A thread's scratch.
-struct Tiles<'a, A> {
+pub(super) struct Tiles<'a, A> {
     dim: usize,
     /// `[queries, dim]`, multiplied by the softmax scale.
-    queries: &'a mut [A],
+    pub queries: &'a mut [A],
     /// `[queries, dim]`.
-    dout: &'a mut [A],
+    pub dout: &'a mut [A],
     /// `[keys, dim]`.
-    keys: &'a mut [A],
+    pub keys: &'a mut [A],
     /// `[dim, keys]`.
-    keys_transposed: &'a mut [A],
+    pub keys_transposed: &'a mut [A],
     /// `[dim, keys]`.
-    values_transposed: &'a mut [A],
+    pub values_transposed: &'a mut [A],
     /// `[keys, dim]`.
-    dkeys: &'a mut [A],
+    pub dkeys: &'a mut [A],
     /// `[keys, dim]`.
-    dvalues: &'a mut [A],
+    pub dvalues: &'a mut [A],
     /// `[queries, keys]`.
-    probabilities: &'a mut [A],
+    pub probabilities: &'a mut [A],
     /// `[queries, keys]`.
-    dscores: &'a mut [A],
+    pub dscores: &'a mut [A],
     /// `[heads of the strip, queries of the strip, dim]`.
-    dqueries: &'a mut [A],
+    pub dqueries: &'a mut [A],
 }
 
 impl<'a, A: Real> Tiles<'a, A> {
-    fn new(dim: usize, scratch: &'a mut [u8]) -> Self {
+    pub fn new(dim: usize, scratch: &'a mut [u8]) -> Self {
         let mut scratch = Scratch(scratch_of::<A>(scratch));
         let tile = TILE * padded(dim);
         Tiles {
@@ -103,6 +103,28 @@ impl<'a, A: Real> Tiles<'a, A> {
             dscores: scratch.take(TILE * TILE),
             dqueries: scratch.0,
         }
+    }
+
+    /// The strips of one key head of one sample, if every head of a strip needs the room of two tiles beside its rows.
+    pub fn strips(
+        &self,
+        shape: AttentionShape,
+        batch: usize,
+        kv: usize,
+    ) -> impl Iterator<Item = Strip> + use<A> {
+        let group = shape.heads / shape.kv_heads;
+        let room = self.dqueries.len() / (TILE * padded(self.dim));
+        let heads_at_once = group.min(room / 3);
+        let rows_at_once = (room / heads_at_once - 2) * TILE;
+        (0..group).step_by(heads_at_once).flat_map(move |first_head| {
+            let heads = kv * group + first_head..kv * group + group.min(first_head + heads_at_once);
+            (0..shape.sequence).step_by(rows_at_once).map(move |first| Strip {
+                batch,
+                kv,
+                heads: heads.clone(),
+                rows: first..shape.sequence.min(first + rows_at_once),
+            })
+        })
     }
 
     /// One key head of one sample, with all its query heads.
@@ -253,11 +275,11 @@ impl<'a, A: Real> Tiles<'a, A> {
 }
 
 /// A range of query heads of one key head, and a range of their rows.
-struct Strip {
-    batch: usize,
-    kv: usize,
-    heads: Range<usize>,
-    rows: Range<usize>,
+pub(super) struct Strip {
+    pub batch: usize,
+    pub kv: usize,
+    pub heads: Range<usize>,
+    pub rows: Range<usize>,
 }
 
 /// Probabilities from scores, `[queries, keys]`, and the log-sum-exp of each row.
@@ -287,7 +309,7 @@ fn load<T: Element>(tile: &mut [T::Accumulator], saved: &[T], sequence: usize, k
 }
 
 /// Rounds rows of `tile`, times `factor`, into vectors `first..first + count` of a head.
-fn write<T: Element>(
+pub(super) fn write<T: Element>(
     tile: &[T::Accumulator],
     to: &Scatter<T>,
     head: Head,

@@ -78,16 +78,16 @@ impl<A> Heads<'_, A> {
 }
 
 /// A thread's scratch: one tile of queries and its accumulators.
-struct Tiles<'a, A> {
+pub(super) struct Tiles<'a, A> {
     dim: usize,
     /// `[dim, queries]`.
     queries: &'a mut [A],
     /// `[keys, dim]`.
     keys: &'a mut [A],
     /// `[keys, dim]`.
-    values: &'a mut [A],
+    pub values: &'a mut [A],
     /// `[keys, queries]`.
-    scores: &'a mut [A],
+    pub scores: &'a mut [A],
     /// `[queries, dim]`.
     out: &'a mut [A],
     /// `[queries]`: running maximum, running sum, and the factor by which the sums shrink when the maximum grows.
@@ -95,11 +95,11 @@ struct Tiles<'a, A> {
     sum: &'a mut [A],
     shrink: &'a mut [A],
     /// `[queries]`: the log-sum-exp, saved for the backward.
-    log_sum: &'a mut [A],
+    pub log_sum: &'a mut [A],
 }
 
 impl<'a, A: Real> Tiles<'a, A> {
-    fn new(dim: usize, scratch: &'a mut [u8]) -> Self {
+    pub fn new(dim: usize, scratch: &'a mut [u8]) -> Self {
         let mut scratch = Scratch(scratch_of::<A>(scratch));
         let tile = TILE * padded(dim);
         Tiles {
@@ -118,10 +118,7 @@ impl<'a, A: Real> Tiles<'a, A> {
 
     /// `out` and `log_sum` of one tile of queries `(first, count)`.
     fn run<T: Element<Accumulator = A>>(&mut self, qkv: &[T], heads: &Heads<A>, queries: (usize, usize)) {
-        pack_transposed(qkv, heads.query, queries, heads.scale, self.queries);
-        self.out.fill(A::ZERO);
-        self.maximum.fill(A::NEG_INFINITY);
-        self.sum.fill(A::ZERO);
+        self.begin(qkv, heads.query, queries, heads.scale);
         for first in heads.key_tiles(queries) {
             let diagonal = first == queries.0;
             let count = if diagonal { queries.1 } else { TILE };
@@ -130,9 +127,36 @@ impl<'a, A: Real> Tiles<'a, A> {
             pack(qkv, heads.value, (first, count), A::ONE, self.values);
             self.add_values(queries.1, count, diagonal);
         }
+        self.finish();
+    }
+
+    /// Packs a tile of queries `(first, count)` of a head, times `scale`, and clears its sums.
+    pub fn begin<T>(&mut self, from: &[T], head: Head, queries: (usize, usize), scale: A)
+    where
+        T: Element<Accumulator = A>,
+    {
+        pack_transposed(from, head, queries, scale, self.queries);
+        self.out.fill(A::ZERO);
+        self.maximum.fill(A::NEG_INFINITY);
+        self.sum.fill(A::ZERO);
+    }
+
+    /// Computes `log_sum` after all keys.
+    pub fn finish(&mut self) {
         for i in 0..TILE {
             self.log_sum[i] = self.maximum[i] + self.sum[i].ln();
         }
+    }
+
+    /// The output of a query before its division by the sum.
+    pub fn row(&self, query: usize) -> &[A] {
+        &self.out[query * padded(self.dim)..][..self.dim]
+    }
+
+    /// One over the sum of a query; zero if it has seen no key.
+    pub fn inverse(&self, query: usize) -> A {
+        let sum = self.sum[query];
+        if sum == A::ZERO { A::ZERO } else { A::ONE / sum }
     }
 
     /// Scores of a tile of keys; −∞ for masked pairs.
@@ -140,17 +164,7 @@ impl<'a, A: Real> Tiles<'a, A> {
     where
         T: Element<Accumulator = A>,
     {
-        pack(qkv, heads.key, keys, A::ONE, self.keys);
-        let product = Product {
-            rows: keys.1,
-            columns: TILE,
-            inner: self.dim,
-            left: (self.keys, padded(self.dim)),
-            right: (self.queries, TILE),
-            part: CausalPart::Whole,
-            accumulate: false,
-        };
-        product.run((self.scores, TILE));
+        self.products(qkv, heads.key, keys);
         if keys.0 == queries.0 {
             for (key, row) in self.scores.chunks_exact_mut(TILE).take(keys.1).enumerate() {
                 row[..key].fill(A::NEG_INFINITY);
@@ -161,8 +175,26 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
+    /// Scores of a tile of keys `(first, count)` of a head, without a mask.
+    pub fn products<T>(&mut self, from: &[T], head: Head, keys: (usize, usize))
+    where
+        T: Element<Accumulator = A>,
+    {
+        pack(from, head, keys, A::ONE, self.keys);
+        let product = Product {
+            rows: keys.1,
+            columns: TILE,
+            inner: self.dim,
+            left: (self.keys, padded(self.dim)),
+            right: (self.queries, TILE),
+            part: CausalPart::Whole,
+            accumulate: false,
+        };
+        product.run((self.scores, TILE));
+    }
+
     /// Replaces the scores by exponentials, and updates maximum and sum.
-    fn soften(&mut self, keys: usize) {
+    pub fn soften(&mut self, keys: usize) {
         let scores = &mut self.scores.as_chunks_mut::<TILE>().0[..keys];
         let before: [A; TILE] = *self.maximum.first_chunk().expect("a whole tile");
         let mut maximum = before;
@@ -188,7 +220,7 @@ impl<'a, A: Real> Tiles<'a, A> {
     }
 
     /// `out = out · shrink + scoresᵀ · values`.
-    fn add_values(&mut self, queries: usize, keys: usize, diagonal: bool) {
+    pub fn add_values(&mut self, queries: usize, keys: usize, diagonal: bool) {
         let width = padded(self.dim);
         for (row, &shrink) in self.out.chunks_exact_mut(width).zip(&*self.shrink) {
             for out in row {

@@ -6,6 +6,9 @@
 mod backward;
 mod cached;
 mod forward;
+mod sliced;
+#[cfg(test)]
+mod sliced_tests;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -13,6 +16,7 @@ mod tile;
 pub use backward::backward;
 pub use cached::cached;
 pub use forward::forward;
+pub use sliced::{backward as sliced_backward, forward as sliced_forward};
 
 use super::element::{Element, Real};
 use crate::ops::AttentionShape;
