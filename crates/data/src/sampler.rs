@@ -30,6 +30,8 @@ pub struct Sampler {
     starts: bool,
     /// The number of context-parallel ranks, and which of them reads.
     context: (usize, usize),
+    /// Whether document starts are those of whole samples, not of the slices.
+    whole_starts: bool,
 }
 
 impl Sampler {
@@ -40,7 +42,15 @@ impl Sampler {
             global_batch.is_multiple_of(micro_batch * dp),
             "a global batch of {global_batch} is not a multiple of {micro_batch} samples x {dp} replicas"
         );
-        Sampler { sequence, global_batch, micro_batch, dp, starts: false, context: (1, 0) }
+        Sampler {
+            sequence,
+            global_batch,
+            micro_batch,
+            dp,
+            starts: false,
+            context: (1, 0),
+            whole_starts: false,
+        }
     }
 
     /// Sets whether batches have document starts.
@@ -55,6 +65,12 @@ impl Sampler {
     pub fn with_slices(self, cp: usize, part: usize) -> Sampler {
         assert!(self.sequence.is_multiple_of(2 * cp) || cp == 1, "{} tokens in {cp} parts", self.sequence);
         Sampler { context: (cp, part), ..self }
+    }
+
+    /// Sets whether document starts are those of whole samples although only slices of the tokens are read.
+    #[must_use]
+    pub fn with_whole_starts(self, whole_starts: bool) -> Sampler {
+        Sampler { whole_starts, ..self }
     }
 
     /// The ranges of a sample's tokens that are read.
@@ -132,9 +148,12 @@ impl Sampler {
             for slice in self.slices() {
                 tokens.extend_from_slice(&sample[slice.clone()]);
                 targets.extend_from_slice(&sample[slice.start + 1..=slice.end]);
-                if self.starts {
+                if self.starts && !self.whole_starts {
                     starts.extend_from_slice(&documents[slice]);
                 }
+            }
+            if self.whole_starts {
+                starts.extend_from_slice(documents);
             }
         }
         Ok(())
@@ -215,6 +234,9 @@ mod tests {
         assert_eq!(batches[0].tokens, [600, 601, 610, 611, 700, 701, 710, 711]);
         assert_eq!(batches[1].targets, [603, 604, 609, 610, 703, 704, 709, 710]);
         assert_eq!(batches[2].starts, [6, 6, 6, 6, 7, 7, 7, 7]);
+        let all_to_all = whole.with_slices(3, 2).with_whole_starts(true);
+        all_to_all.batch(&Numbers, Split::Train, 1, 1, 0, &mut batches[3]).unwrap();
+        assert_eq!((batches[3].tokens.len(), batches[3].starts.len()), (8, 24));
         whole.batch(&Numbers, Split::Train, 1, 1, 0, &mut batches[3]).unwrap();
         let [mut all, mut expected] = [&batches[..3], &batches[3..]].map(|batches| {
             batches.iter().flat_map(|batch| batch.tokens.iter().zip(&batch.targets)).collect::<Vec<_>>()

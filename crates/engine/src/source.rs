@@ -125,9 +125,15 @@ impl<'a> BatchReader<'a> {
     ) -> Self {
         let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp())
             .with_starts(plan.masks_documents())
-            .with_slices(plan.mesh.cp(), worker.at.cp());
+            .with_slices(plan.mesh.cp(), worker.at.cp())
+            .with_whole_starts(plan.loads_whole_starts());
         let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
         BatchReader { dataset, sampler, split, replica: worker.at.dp(), loads }
+    }
+
+    /// Reads the slices of another rank of cp.
+    pub fn of_part(self, plan: &Plan, part: usize) -> Self {
+        BatchReader { sampler: self.sampler.with_slices(plan.mesh.cp(), part), ..self }
     }
 
     /// Reads the global batch of `step` into `tokens` and reuses its memory.

@@ -8,7 +8,7 @@ use kintsugi_tensor::ops::{
 };
 use kintsugi_tensor::{Buffer, View};
 
-use crate::context_attention::{self, SliceActivations};
+use crate::context_attention::{self, SavedSlices};
 use crate::query_key_norm::{self, QueryKeyActivations};
 use crate::residual::BranchOutput;
 use crate::rows::{Chunks, GradientRows, elements};
@@ -17,21 +17,26 @@ use crate::{Context, Gradients, KvCache, Weights};
 /// The activations that attention saves for its backward.
 #[derive(Debug)]
 pub(crate) struct AttentionActivations {
-    /// Queries, keys and values after norm and rotation, `[rows, heads + 2·kv_heads, head_dim]`.
-    qkv: Buffer,
     /// What the norms of queries and keys save.
     query_key: Option<QueryKeyActivations>,
     /// Outputs of the heads, `[rows, heads, head_dim]`.
     out: Buffer,
-    /// Log-sum-exp (flash) or probabilities (plain).
-    softmax: Buffer,
+    saved: SavedAttention,
 }
 
-impl AttentionActivations {
-    fn slices(&self) -> SliceActivations<'_> {
-        let AttentionActivations { qkv, query_key: _, out, softmax } = self;
-        SliceActivations { qkv: qkv.view(), out: out.view(), log_sums: softmax.view() }
-    }
+/// What attention itself saves.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a step makes no heap allocations")]
+enum SavedAttention {
+    /// Over whole samples.
+    Whole {
+        /// Queries, keys and values after norm and rotation, `[rows, heads + 2·kv_heads, head_dim]`.
+        qkv: Buffer,
+        /// Log-sum-exp (flash) or probabilities (plain).
+        softmax: Buffer,
+    },
+    /// Over slices of samples.
+    Slices(SavedSlices),
 }
 
 /// What the weight part of the backward needs.
@@ -53,22 +58,23 @@ pub(crate) fn forward(
     let query_key = query_key_norm::forward(ctx, w, qkv.view());
     rotate(ctx, w, qkv.view(), None, false);
     let out = ctx.activation(shape.rows * shape.attention_width());
-    let softmax = match shape.attention_kind {
-        AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
-        AttentionKind::Plain => ctx.activation(shape.attention.scores()),
-    };
-    let saved = AttentionActivations { qkv, query_key, out, softmax };
-    if shape.slices == Slices::WHOLE {
+    let saved = if shape.slices == Slices::WHOLE {
+        let softmax = match shape.attention_kind {
+            AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
+            AttentionKind::Plain => ctx.activation(shape.attention.scores()),
+        };
         ctx.backend.attention(Attention {
-            qkv: saved.qkv.view(),
+            qkv: qkv.view(),
             starts: ctx.starts,
-            out: saved.out.view(),
-            saved: softmax_view(ctx, &saved),
+            out: out.view(),
+            saved: softmax_view(ctx, &softmax),
             shape: shape.attention,
         });
+        SavedAttention::Whole { qkv, softmax }
     } else {
-        context_attention::forward(ctx, saved.slices());
-    }
+        SavedAttention::Slices(context_attention::forward(ctx, qkv, out.view()))
+    };
+    let saved = AttentionActivations { query_key, out, saved };
     let end = branch.map(|branch| end(ctx, branch, saved.out.view(), w));
     (end, saved)
 }
@@ -151,7 +157,7 @@ pub(crate) fn backward(
     if part == BackwardPart::Both {
         output_weight_gradient(ctx, saved.out.view(), dy.whole(ctx), g);
     }
-    let dqkv = ctx.activation(saved.qkv.len());
+    let dqkv = ctx.activation(shape.rows * shape.attention.qkv_width());
     // The attention backward also sums the gradient of the bias, unless queries and keys were rotated or normalised after it,
     // or keys have gradients on other ranks.
     let is_last = !shape.rotates(w.unit()) && saved.query_key.is_none() && shape.slices == Slices::WHOLE;
@@ -159,22 +165,23 @@ pub(crate) fn backward(
     let dbias = |wanted: bool| {
         if wanted { g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias) } else { None }
     };
-    if shape.slices == Slices::WHOLE {
-        ctx.backend.attention_backward(AttentionBackward {
-            qkv: saved.qkv.view(),
+    let AttentionActivations { query_key, out, saved } = saved;
+    match saved {
+        SavedAttention::Whole { qkv, softmax } => ctx.backend.attention_backward(AttentionBackward {
+            qkv: qkv.view(),
             starts: ctx.starts,
-            out: saved.out.view(),
+            out: out.view(),
             dout: dout.view(),
-            saved: softmax_view(ctx, &saved),
+            saved: softmax_view(ctx, &softmax),
             dqkv: dqkv.view(),
             dbias: dbias(in_passing),
             shape: shape.attention,
-        });
-    } else {
-        context_attention::backward(ctx, saved.slices(), dout.view(), dqkv.view());
+        }),
+        SavedAttention::Slices(saved) => {
+            context_attention::backward(ctx, saved, out.view(), dout.view(), dqkv.view());
+        }
     }
-    let AttentionActivations { qkv, query_key, out, softmax } = saved;
-    drop((dout, qkv, softmax));
+    drop(dout);
     rotate(ctx, w, dqkv.view(), None, true);
     if let Some(saved) = query_key {
         query_key_norm::backward(ctx, w, g, saved, dqkv.view());
@@ -250,9 +257,9 @@ fn rotate(ctx: &Context, w: &Weights, qkv: View, positions: Option<View>, invers
     }
 }
 
-fn softmax_view<'a>(ctx: &Context, saved: &'a AttentionActivations) -> AttentionSaved<'a> {
+fn softmax_view<'a>(ctx: &Context, softmax: &'a Buffer) -> AttentionSaved<'a> {
     match ctx.shape.attention_kind {
-        AttentionKind::Flash => AttentionSaved::LogSumExp(saved.softmax.view()),
-        AttentionKind::Plain => AttentionSaved::Probabilities(saved.softmax.view()),
+        AttentionKind::Flash => AttentionSaved::LogSumExp(softmax.view()),
+        AttentionKind::Plain => AttentionSaved::Probabilities(softmax.view()),
     }
 }

@@ -23,7 +23,8 @@ pub struct Context<'a> {
     pub context: &'a dyn Communicator,
     /// The sizes.
     pub shape: &'a Shape,
-    /// `[rows]`, u32: the start of each token's document in its sample, if documents are masked. Every tp rank has all rows.
+    /// `[rows]`, u32: the start of each token's document in its sample, if documents are masked. Every tp rank has all rows, and
+    /// with an exchange of heads over cp those of whole samples.
     pub starts: Option<View<'a>>,
 }
 

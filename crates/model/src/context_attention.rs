@@ -1,10 +1,14 @@
 //! Attention when every rank of cp has slices of each sample: how it reaches the keys and values of the other ranks.
 
+mod all_to_all;
 mod gather;
+mod ring;
+
+pub(crate) use all_to_all::ExchangedHeads;
 
 use kintsugi_plan::ContextAttention;
 use kintsugi_tensor::ops::{Columns, CopyColumns};
-use kintsugi_tensor::{Buffer, Category, View};
+use kintsugi_tensor::{Buffer, Category, DType, View};
 
 use crate::Context;
 
@@ -19,18 +23,42 @@ pub(crate) struct SliceActivations<'a> {
     pub log_sums: View<'a>,
 }
 
-/// Computes `out` and `log_sums`.
-pub(crate) fn forward(ctx: &Context, slices: SliceActivations) {
-    match ctx.shape.context_attention {
-        ContextAttention::Gather => gather::forward(ctx, slices),
-    }
+/// What attention of slices saves for its backward.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a step makes no heap allocations")]
+pub(crate) enum SavedSlices {
+    /// This rank's queries, keys and values, and the log-sum-exp of its queries.
+    Own { qkv: Buffer, log_sums: Buffer },
+    /// Whole samples of a share of the heads.
+    Exchanged(ExchangedHeads),
 }
 
-/// Computes the gradient of `qkv`.
-pub(crate) fn backward(ctx: &Context, slices: SliceActivations, dout: View, dqkv: View) {
-    match ctx.shape.context_attention {
-        ContextAttention::Gather => gather::backward(ctx, slices, dout, dqkv),
-    }
+/// Computes `out` from `qkv`.
+pub(crate) fn forward(ctx: &Context, qkv: Buffer, out: View) -> SavedSlices {
+    let attend = match ctx.shape.context_attention {
+        ContextAttention::Gather => gather::forward,
+        ContextAttention::Ring => ring::forward,
+        ContextAttention::AllToAll => {
+            return SavedSlices::Exchanged(all_to_all::forward(ctx, qkv.view(), out));
+        }
+    };
+    let log_sums = ctx.statistics(ctx.shape.rows * ctx.shape.attention.heads);
+    attend(ctx, SliceActivations { qkv: qkv.view(), out, log_sums: log_sums.view() });
+    SavedSlices::Own { qkv, log_sums }
+}
+
+/// Computes the gradient of `qkv` from `out` and its gradient.
+pub(crate) fn backward(ctx: &Context, saved: SavedSlices, out: View, dout: View, dqkv: View) {
+    let (qkv, log_sums) = match saved {
+        SavedSlices::Exchanged(heads) => return all_to_all::backward(ctx, heads, dout, dqkv),
+        SavedSlices::Own { qkv, log_sums } => (qkv, log_sums),
+    };
+    let differentiate = match ctx.shape.context_attention {
+        ContextAttention::Ring => ring::backward,
+        ContextAttention::Gather => gather::backward,
+        ContextAttention::AllToAll => unreachable!("an exchange saves the exchanged heads"),
+    };
+    differentiate(ctx, SliceActivations { qkv: qkv.view(), out, log_sums: log_sums.view() }, dout, dqkv);
 }
 
 impl Context<'_> {
@@ -67,7 +95,7 @@ impl Context<'_> {
     }
 
     /// Room for the keys and values of `parts` ranks of cp, or for their gradients.
-    fn key_room(&self, parts: usize, dtype: kintsugi_tensor::DType) -> Buffer {
+    fn key_room(&self, parts: usize, dtype: DType) -> Buffer {
         self.backend.allocate(parts * self.shape.rows * self.key_width(), dtype, Category::Communication)
     }
 }

@@ -112,6 +112,16 @@ impl Plan {
         self.batch.micro * self.own_sequence()
     }
 
+    /// Whether ranks of cp need the document starts of whole samples, because they attend to these.
+    pub fn loads_whole_starts(&self) -> bool {
+        self.mesh.cp() > 1 && self.cp_attention == ContextAttention::AllToAll
+    }
+
+    /// Document starts of a micro-batch that a rank loads, if documents are masked.
+    pub fn starts_len(&self) -> usize {
+        self.batch.micro * if self.loads_whole_starts() { self.batch.sequence } else { self.own_sequence() }
+    }
+
     /// Tokens of one step over all replicas.
     pub fn tokens_per_step(&self) -> usize {
         self.batch.global * self.batch.sequence

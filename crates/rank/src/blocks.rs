@@ -12,18 +12,18 @@ use crate::rank::{LOSS, Rank, TokenSource, Tokens};
 impl Rank {
     pub(crate) fn load_batch(&mut self, micro: usize, source: &mut dyn TokenSource) {
         let batch = source.batch(micro);
-        let [inputs, targets, starts] = self.loads();
-        let upload = |loads: bool, ids: Option<&[u32]>| {
-            let allocate = || self.backend.allocate(self.shape.rows, DType::U32, Category::Activations);
+        let ([inputs, targets, starts], rows) = (self.loads(), self.shape.rows);
+        let upload = |len: usize, loads: bool, ids: Option<&[u32]>| {
+            let allocate = || self.backend.allocate(len, DType::U32, Category::Activations);
             let buffer = loads.then(allocate);
             if let (Some(buffer), Some(ids)) = (&buffer, ids) {
                 self.backend.upload_tokens(ids, buffer.view());
             }
             buffer.map(|buffer| (micro, buffer))
         };
-        self.in_flight.tokens.extend(upload(inputs, batch.map(|batch| batch.inputs)));
-        self.in_flight.targets.extend(upload(targets, batch.map(|batch| batch.targets)));
-        self.in_flight.starts.extend(upload(starts, batch.map(|batch| batch.starts)));
+        self.in_flight.tokens.extend(upload(rows, inputs, batch.map(|batch| batch.inputs)));
+        self.in_flight.targets.extend(upload(rows, targets, batch.map(|batch| batch.targets)));
+        self.in_flight.starts.extend(upload(self.plan.starts_len(), starts, batch.map(|batch| batch.starts)));
     }
 
     /// Passes the tokens that [`Rank::load_batch`] uploads to `put`, in the same order.

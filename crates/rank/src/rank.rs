@@ -189,6 +189,11 @@ impl Rank {
         self.groups.observe(observer);
     }
 
+    /// Changes the sizes that this rank's blocks work with, to make a deliberate mistake.
+    pub fn change_shape(&mut self, change: impl FnOnce(&mut Shape)) {
+        change(&mut self.shape);
+    }
+
     /// Asks all ranks to stop. The next step and every step after it carry the request in their sums.
     pub fn ask_to_stop(&mut self) {
         self.wants_to_stop = true;

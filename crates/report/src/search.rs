@@ -149,6 +149,9 @@ fn describe(candidate: &Candidate) -> String {
     let zero = [sharding.states, sharding.gradients, sharding.weights].iter().flatten().count();
     let each = |when: When| if when == When::MicroBatch { " each micro-batch" } else { " once a step" };
     let mut parts = vec![format!("pp {} dp {} micro {}", mesh.pp(), mesh.dp(), strategy.micro)];
+    if mesh.cp() > 1 {
+        parts.push(format!("cp {}", mesh.cp()));
+    }
     if mesh.pp() > 1 {
         parts.push(word(serde_json::to_value(strategy.schedule)));
     }

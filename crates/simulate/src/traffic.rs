@@ -21,6 +21,7 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
             let ranks = plan.mesh.group_size(entry.group, topology);
             let me = plan.mesh.group_index(entry.group, at, topology);
             let member = |i| plan.mesh.group_member(entry.group, at, i, topology);
+            let entry = as_sent_by(entry, ranks, me);
             match algorithm(&links, entry) {
                 Algorithm::Ring => {
                     for (level, operation, bytes) in sent_bytes(entry, ranks, me, member, places.clone()) {
@@ -40,6 +41,16 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
         }
     }
     traffic
+}
+
+/// A message as rank `me` of its group sends it. The first rank of cp is on paper, and the others send as far around the ring.
+fn as_sent_by(entry: Entry, ranks: usize, me: usize) -> Entry {
+    match entry.transfer {
+        Transfer::Send { to } if entry.group == Group::CONTEXT => {
+            Entry { transfer: Transfer::Send { to: (me + to) % ranks }, ..entry }
+        }
+        _ => entry,
+    }
 }
 
 /// The transfers that the plan's framework makes instead of one of this engine.

@@ -52,14 +52,16 @@ pub(crate) fn transport_bytes(plan: &Plan, stage: usize) -> u64 {
     kernels + PER_COMMUNICATOR + groups.map(group).sum::<u64>() + of_links
 }
 
-/// The communicators for messages of a rank: one in each direction for every neighbour.
+/// The communicators for messages of a rank: one in each direction for every neighbour in the pipeline.
 fn links(plan: &Plan, stage: usize) -> u64 {
     let (stages, wraps) = (plan.mesh.pp(), plan.pipeline.virtual_stages > 1);
+    // Around the ring of cp there is one from the previous rank and one to the next.
+    let of_context = if plan.mesh.cp() > 1 { 2 } else { 0 };
     if stages == 1 {
-        return 0;
+        return of_context;
     }
     let (before, after) = (stage > 0 || wraps, stage + 1 < stages || wraps);
-    2 * (u64::from(before) + u64::from(after))
+    2 * (u64::from(before) + u64::from(after)) + of_context
 }
 
 #[cfg(test)]

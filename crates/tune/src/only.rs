@@ -25,9 +25,13 @@ enum AllowedValues {
 const LEVELS: [&str; 4] = ["none", "package", "node", "cluster"];
 const TIMES: [&str; 2] = ["micro-batch", "step"];
 
+/// The size of the context-parallel axis. Strategies have cp = 1 unless it is restricted.
+const CONTEXT: &str = "parallel.cp";
+
 /// The keys that a strategy decides.
-const KEYS: [(&str, AllowedValues, Value); 18] = [
+const KEYS: [(&str, AllowedValues, Value); 19] = [
     ("parallel.tp", AllowedValues::Count, |strategy| strategy.mesh.tp().to_string()),
+    (CONTEXT, AllowedValues::Count, |strategy| strategy.mesh.cp().to_string()),
     ("parallel.pp", AllowedValues::Count, |strategy| strategy.mesh.pp().to_string()),
     ("parallel.dp", AllowedValues::Count, |strategy| strategy.mesh.dp().to_string()),
     (
@@ -100,6 +104,11 @@ pub enum OnlyError {
 }
 
 impl Only {
+    /// Whether it restricts cp, and so asks for strategies that divide sequences.
+    pub(crate) fn asks_for_context(&self) -> bool {
+        self.key == CONTEXT
+    }
+
     /// Parses `table.key=value,value`.
     pub fn parse(text: &str) -> Result<Only, OnlyError> {
         let (key, values) = text.split_once('=').ok_or_else(|| OnlyError::Form(text.to_owned()))?;

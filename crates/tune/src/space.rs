@@ -67,12 +67,14 @@ pub(crate) fn regions(
         only.iter().all(|only| only.allows(strategy)) && supported.iter().all(|one| one.allows(strategy))
     };
     let of_mesh = |mesh| of_mesh(base, mesh).into_iter().filter_map(|region| region.retain(wanted));
-    meshes(ranks).into_par_iter().flat_map_iter(of_mesh).collect()
+    let context = only.iter().any(Only::asks_for_context);
+    meshes(ranks, context).into_par_iter().flat_map_iter(of_mesh).collect()
 }
 
-fn meshes(ranks: usize) -> Vec<Mesh> {
+/// The meshes of some ranks, with sequences that are divided over cp if `context`.
+fn meshes(ranks: usize, context: bool) -> Vec<Mesh> {
     let mut meshes = vec![Mesh::ONE];
-    for axis in Axis::ALL.into_iter().rev().filter(|&axis| searched(axis)) {
+    for axis in Axis::ALL.into_iter().rev().filter(|&axis| searched(axis, context)) {
         let sizes = |mesh: Mesh| divisors(ranks / mesh.ranks()).map(move |size| mesh.with(axis, size));
         meshes = meshes.into_iter().flat_map(sizes).collect();
     }
@@ -81,11 +83,12 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
 }
 
 /// Whether a search varies the size of an axis by itself.
-fn searched(axis: Axis) -> bool {
+fn searched(axis: Axis, context: bool) -> bool {
     match axis {
         Axis::Pipeline | Axis::Tensor => true,
-        // The replicas are the rest, and sequences are not divided unless it is asked for.
-        Axis::Data | Axis::Context => false,
+        Axis::Context => context,
+        // The replicas are the rest.
+        Axis::Data => false,
     }
 }
 
@@ -268,7 +271,7 @@ mod tests {
 
     #[test]
     fn every_mesh_has_all_ranks() {
-        let meshes = meshes(12);
+        let meshes = meshes(12, false);
         assert_eq!(meshes.len(), 18, "ordered products of three factors");
         assert!(meshes.iter().all(|mesh| mesh.ranks() == 12));
     }

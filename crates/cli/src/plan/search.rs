@@ -280,6 +280,9 @@ fn configured_strategy(config: &ConfigSource, ranks: usize) -> Option<(Plan, Tim
 #[derive(Serialize)]
 struct Row {
     tp: usize,
+    /// Only if the search varies it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cp: Option<usize>,
     pp: usize,
     dp: usize,
     micro: usize,
@@ -373,6 +376,7 @@ fn row(
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     Row {
         tp: mesh.tp(),
+        cp: (mesh.cp() > 1).then_some(mesh.cp()),
         pp: mesh.pp(),
         dp: mesh.dp(),
         micro: plan.batch.micro,
@@ -551,7 +555,7 @@ fn cells(name: &str, row: &Row) -> Vec<String> {
     };
     vec![
         name.to_owned(),
-        row.tp.to_string(),
+        row.cp.map_or(row.tp.to_string(), |cp| format!("{}, cp {cp}", row.tp)),
         row.pp.to_string(),
         row.dp.to_string(),
         row.micro.to_string(),

@@ -244,7 +244,7 @@ fn plans_searches_and_schedules_are_drawn() {
 fn mistakes_are_one_sentence() {
     insta::assert_snapshot!(
         said("search-only", &["--search", "--only", "model.layers=3"]),
-        @"error: --only: model.layers is not searched over; the keys are parallel.tp, parallel.pp, parallel.dp, parallel.schedule, parallel.virtual_stages, parallel.layers_per_stage, parallel.sequence_parallel, batch.micro, sharding.zero, sharding.weights, sharding.gradients, sharding.states, sharding.secondary, sharding.gather, sharding.reduce, sharding.quantize_weights, sharding.quantize_gradients, memory.recompute"
+        @"error: --only: model.layers is not searched over; the keys are parallel.tp, parallel.cp, parallel.pp, parallel.dp, parallel.schedule, parallel.virtual_stages, parallel.layers_per_stage, parallel.sequence_parallel, batch.micro, sharding.zero, sharding.weights, sharding.gradients, sharding.states, sharding.secondary, sharding.gather, sharding.reduce, sharding.quantize_weights, sharding.quantize_gradients, memory.recompute"
     );
     insta::assert_snapshot!(
         said("sweep-empty", &["--sweep", "parallel.tp"]),

@@ -121,8 +121,15 @@ impl NcclWorld {
         let first = members.and_then(|members| members.iter().min().copied());
         let whole = split(first.zip(me))?;
         let mut links = Vec::new();
-        if group == Group::PIPELINE {
-            for round in links::rounds(size, self.wraps) {
+        // The last rank of cp sends keys to the first.
+        let wraps = self.wraps || group == Group::CONTEXT;
+        if [Group::PIPELINE, Group::CONTEXT].contains(&group) {
+            // Messages of cp go one way.
+            let used = |round: &Vec<MessageLink>| {
+                group == Group::PIPELINE
+                    || round.iter().all(|link| link.direction == links::Direction::Forward)
+            };
+            for round in links::rounds(size, wraps).into_iter().filter(used) {
                 let mine = me.and_then(|me| {
                     let link = round.iter().find(|link| link.from == me || link.to == me)?;
                     Some((*link, usize::from(link.to == me)))

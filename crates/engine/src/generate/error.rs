@@ -40,6 +40,14 @@ pub enum GenerateError {
         /// The limit and what sets it.
         limit: String,
     },
+    /// The layout divides sequences.
+    #[error(
+        "parallel.cp = {cp} divides sequences over ranks, which generation does not; use parallel.cp = 1"
+    )]
+    Context {
+        /// Ranks of cp.
+        cp: usize,
+    },
     /// A sampling option is out of range.
     #[error("{field} = {value} {rule}")]
     Sampling {
@@ -61,6 +69,9 @@ pub fn check_prompts(
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
 ) -> Result<(), GenerateError> {
+    if plan.mesh.cp() > 1 {
+        return Err(GenerateError::Context { cp: plan.mesh.cp() });
+    }
     let sampling = options.sampling;
     if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
         let (value, rule) =

@@ -24,19 +24,28 @@ pub enum Fault {
     TiedNormTwice,
     /// One rank's gradients overflow.
     Overflow,
+    /// The first two ranks of cp read each other's slices.
+    SwappedSlices,
+    /// The first rank of cp gives its tokens the positions of the second.
+    ShiftedPositions,
+    /// With context parallelism, the loss is divided by the tokens of a rank instead of those of the whole batch.
+    OwnCount,
     /// The results of collectives over dp differ in their last bits on one rank, as if every rank summed in its own order.
     Drift,
 }
 
 impl Fault {
     /// Every fault with its name on the command line.
-    pub const ALL: [(&'static str, Fault); 7] = [
+    pub const ALL: [(&'static str, Fault); 10] = [
         ("drop-rank", Fault::DropRank),
         ("missing-average", Fault::MissingAverage),
         ("unreduced-norm", Fault::UnreducedNorm),
         ("tied-twice", Fault::TiedTwice),
         ("tied-norm-twice", Fault::TiedNormTwice),
         ("overflow", Fault::Overflow),
+        ("swapped-slices", Fault::SwappedSlices),
+        ("shifted-positions", Fault::ShiftedPositions),
+        ("own-count", Fault::OwnCount),
         ("drift", Fault::Drift),
     ];
 
@@ -59,9 +68,40 @@ impl Fault {
             | Fault::MissingAverage
             | Fault::TiedNormTwice
             | Fault::Overflow
+            | Fault::SwappedSlices
+            | Fault::ShiftedPositions
+            | Fault::OwnCount
             | Fault::Drift => {}
         }
         program
+    }
+
+    /// Whether the fault can only be made with context parallelism.
+    pub fn is_of_context(self) -> bool {
+        matches!(self, Fault::SwappedSlices | Fault::ShiftedPositions | Fault::OwnCount)
+    }
+
+    /// The slices that a rank reads with this fault: those of this rank of cp.
+    pub(crate) fn read_part(self, plan: &Plan, at: Coordinate) -> usize {
+        match at.cp() {
+            part @ 0..2 if self == Fault::SwappedSlices && plan.mesh.cp() > 1 => 1 - part,
+            part => part,
+        }
+    }
+
+    /// Changes what a rank's blocks assume about its tokens.
+    pub(crate) fn in_rank(self, rank: &mut Rank, plan: &Plan, at: Coordinate) {
+        if plan.mesh.cp() == 1 {
+            return;
+        }
+        rank.change_shape(|shape| {
+            if self == Fault::ShiftedPositions && at.cp() == 0 {
+                shape.slices.part = 1;
+            }
+            if self == Fault::OwnCount {
+                shape.tokens_per_step /= plan.mesh.cp();
+            }
+        });
     }
 
     /// Changes the sum of squares of a rank that has just measured its gradients.

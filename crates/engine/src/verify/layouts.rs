@@ -23,7 +23,7 @@ impl fmt::Display for Layout {
 struct LayoutSpec(&'static str, [usize; 3], usize, &'static str);
 
 /// The layouts of the given model's family. Most blocks of codes are short, because parameters of a model for tests are, too.
-const COMMON: [LayoutSpec; 60] = [
+const COMMON: [LayoutSpec; 66] = [
     LayoutSpec("dp 2", [1, 1, 2], 0, ""),
     LayoutSpec("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
     LayoutSpec("dp 2, ZeRO-2", [1, 1, 2], 2, ""),
@@ -244,10 +244,44 @@ const COMMON: [LayoutSpec; 60] = [
         "parallel.cp=2 cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level \
          sharding.quantize_weights=none sharding.quantize_gradients=none",
     ),
+    LayoutSpec("cp 4, ring", [1, 1, 1], 0, "parallel.cp=4 parallel.cp_attention=ring"),
+    LayoutSpec(
+        "tp 2, cp 2, dp 2, ZeRO-3, ring, sequence parallel",
+        [2, 1, 2],
+        3,
+        "parallel.cp=2 parallel.cp_attention=ring parallel.sequence_parallel=true",
+    ),
+    LayoutSpec(
+        "pp 2, cp 4, ZeRO-1, ring, zero-bubble, full",
+        [1, 2, 1],
+        1,
+        "parallel.cp=4 parallel.cp_attention=ring parallel.schedule=zero-bubble memory.recompute=full",
+    ),
+    LayoutSpec("cp 4, all-to-all", [1, 1, 1], 0, "parallel.cp=4 parallel.cp_attention=all-to-all"),
+    LayoutSpec(
+        "tp 2, cp 2, dp 2, ZeRO-3, all-to-all, sequence parallel",
+        [2, 1, 2],
+        3,
+        "parallel.cp=2 parallel.cp_attention=all-to-all parallel.sequence_parallel=true",
+    ),
+    LayoutSpec(
+        "pp 2, cp 2, dp 2, ZeRO-2, all-to-all, interleaved, full",
+        [1, 2, 2],
+        2,
+        "parallel.cp=2 parallel.cp_attention=all-to-all parallel.schedule=interleaved parallel.virtual_stages=2 \
+         memory.recompute=full",
+    ),
 ];
 
 /// The layouts of the other families.
-const FAMILIES: [LayoutSpec; 6] = [
+const FAMILIES: [LayoutSpec; 8] = [
+    LayoutSpec("cp 4, ring", [1, 1, 1], 0, "parallel.cp=4 parallel.cp_attention=ring"),
+    LayoutSpec(
+        "cp 4, dp 2, ZeRO-3, all-to-all",
+        [1, 1, 2],
+        3,
+        "parallel.cp=4 parallel.cp_attention=all-to-all",
+    ),
     LayoutSpec(
         "tp 2, cp 2, dp 2, ZeRO-1, sequence parallel",
         [2, 1, 2],
@@ -301,7 +335,9 @@ const FEATURES: [LayoutSpec; 4] = [
 ];
 
 /// The layouts of the 16-bit types.
-const PRECISIONS: [LayoutSpec; 5] = [
+const PRECISIONS: [LayoutSpec; 7] = [
+    LayoutSpec("cp 4, ring", [1, 1, 1], 0, "parallel.cp=4 parallel.cp_attention=ring"),
+    LayoutSpec("cp 2, all-to-all", [1, 1, 1], 0, "parallel.cp=2 parallel.cp_attention=all-to-all"),
     LayoutSpec("cp 2, dp 2, ZeRO-1", [1, 1, 2], 1, "parallel.cp=2"),
     LayoutSpec("tp 2, sequence parallel", [2, 1, 1], 0, "parallel.sequence_parallel=true"),
     LayoutSpec("tp 2, pp 2, dp 2, ZeRO-1, tp overlap", [2, 2, 2], 1, "parallel.overlap_tp=true"),

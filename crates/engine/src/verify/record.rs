@@ -95,7 +95,11 @@ fn run(
             None => worker.program(plan),
         };
         let (at, backend) = (worker.at, Rc::clone(&worker.backend));
-        let batches = BatchReader::new(plan, &*dataset, Split::Train, worker, &program);
+        let mut batches = BatchReader::new(plan, &*dataset, Split::Train, worker, &program);
+        if let Some(fault) = fault {
+            batches = batches.of_part(plan, fault.read_part(plan, at));
+            fault.in_rank(&mut worker.rank, plan, at);
+        }
         let mut tokens = StepTokens::default();
         let mut recording = RankRecording::default();
         for step in 0..plan.run.steps {

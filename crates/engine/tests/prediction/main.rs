@@ -3,6 +3,7 @@
 //! The measured side is counted independently: bytes where the transport copies them, and memory by the global allocator,
 //! which allocates every tensor separately.
 
+mod context;
 mod schemes;
 
 use std::fmt::Write as _;
@@ -49,9 +50,10 @@ impl Choices {
         let chunks = if schedule == "interleaved" { "2" } else { "1" };
         write!(
             text,
-            "[parallel]\ntp = {tp}\ncp = {}\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
+            "[parallel]\ntp = {tp}\ncp = {}\ncp_attention = \"{}\"\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
              sequence_parallel = {}\nprefetch = {}\noverlap = {}\noverlap_tp = {}\n",
             self.of(&["1", "1", "2", "4"]),
+            self.of(&["gather", "ring", "all-to-all"]),
             self.of(&["true", "false"]),
             self.of(&["0", "1", "2"]),
             self.of(&["true", "false"]),
@@ -145,8 +147,9 @@ struct Ones {
 
 impl Ones {
     fn new(plan: &Plan) -> Self {
-        let start = |row: usize| (row % plan.own_sequence() / 2 * 2) as u32;
-        Ones { ids: vec![1; plan.rows()], starts: (0..plan.rows()).map(start).collect() }
+        let tokens = plan.starts_len() / plan.batch.micro;
+        let start = |row: usize| (row % tokens / 2 * 2) as u32;
+        Ones { ids: vec![1; plan.rows()], starts: (0..plan.starts_len()).map(start).collect() }
     }
 }
 

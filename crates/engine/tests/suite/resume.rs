@@ -138,9 +138,11 @@ impl Choices {
             (self.of(&["1", "2", "4"]), self.of(&["1", "2", "3", "4"]), self.of(&["1", "2", "3", "4", "4"]));
         write!(
             text,
-            "[parallel]\ntp = {tp}\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
+            "[parallel]\ntp = {tp}\ncp = {}\ncp_attention = \"{}\"\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
              sequence_parallel = {}\n[batch]\nsequence = 8\nmicro = {}\nglobal = 12\n[sharding]\n{}\n\
              [cluster]\nper_package = {tp}\nper_node = {}\n[memory]\nrecompute = \"{}\"\nattention = \"{}\"\n",
+            self.of(&["1", "1", "2"]),
+            self.of(&["gather", "ring", "all-to-all"]),
             self.of(&["true", "false"]),
             self.of(&["1", "2", "3"]),
             self.of(&[

@@ -59,7 +59,9 @@ fn all_layouts_agree_with_one_rank() {
 #[test]
 fn every_fault_is_noticed() {
     for (name, fault) in Fault::ALL {
-        let settings = ["tp=2", "pp=2", "dp=2", "sequence_parallel=true"].map(|s| format!("parallel.{s}"));
+        let sizes = if fault.is_of_context() { ["tp=2", "cp=2", "dp=1"] } else { ["tp=2", "pp=2", "dp=2"] };
+        let settings = [&sizes[..], &["sequence_parallel=true"]].concat();
+        let settings: Vec<String> = settings.iter().map(|s| format!("parallel.{s}")).collect();
         let plan = plan(&[&settings]);
         let reference = reference(&[]);
         let bounds = Bounds::of(&plan);

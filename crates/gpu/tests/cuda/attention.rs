@@ -1,7 +1,10 @@
 //! Attention: our kernels for Hopper, cuDNN's, and our portable ones.
 
 use kintsugi_gpu::GpuBackend;
-use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, Gradient};
+use kintsugi_tensor::ops::{
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, Columns, Gradient, SlicedAttention,
+    SlicedAttentionBackward, Slices,
+};
 use kintsugi_tensor::{Backend, Buffer, DType};
 
 use crate::test_backend::{
@@ -105,6 +108,99 @@ fn attention_within_documents() {
                     agree(&gpu, dtype, &what, |backend| attention(backend, shape, plain, documents));
                 }
             }
+        }
+    }
+}
+
+/// A part's queries over all keys at once, and part by part; and the backward of both. One document begins in each slice.
+fn attention_of_slices(backend: &TestBackend, shape: AttentionShape, slices: Slices) -> Vec<Buffer> {
+    let (width, keys_width) = (shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim);
+    let key_len = shape.rows() * keys_width;
+    let qkv = backend.input(shape.rows() * shape.qkv_width(), 1);
+    let dout = backend.input(shape.rows() * width, 2);
+    let keys = backend.input(slices.parts * key_len, 3);
+    let half = shape.sequence / 2;
+    let start = |row: usize| slices.position(shape.sequence, row % shape.sequence / half * half + half / 2);
+    let begins = |row: usize| if row % half < half / 2 { 0 } else { start(row) };
+    let mut starts: Vec<u32> = (0..shape.rows()).map(|row| begins(row) as u32).collect();
+    for sample in starts.chunks_mut(shape.sequence) {
+        let mut most = 0;
+        for start in sample {
+            most = most.max(*start);
+            *start = most;
+        }
+    }
+    let starts = backend.tokens(&starts);
+    let [out, joined] = [(); 2].map(|()| backend.output(shape.rows() * width));
+    let [log_sums, partial_sums] = [(); 2].map(|()| backend.sums(shape.rows() * shape.heads));
+    let partial = backend.sums(shape.rows() * width);
+    let forward =
+        |first_owner: usize, owners: usize, before: Option<&Buffer>, out: &Buffer, log_sums: &Buffer| {
+            backend.device.sliced_attention(SlicedAttention {
+                qkv: qkv.view(),
+                keys: keys.slice(first_owner * key_len..(first_owner + owners) * key_len),
+                first_owner,
+                owners,
+                starts: Some(starts.view()),
+                before: before.map(Buffer::view),
+                out: out.view(),
+                log_sums: log_sums.view(),
+                shape,
+                slices,
+            });
+        };
+    forward(0, slices.parts, None, &out, &log_sums);
+    // The last part first, of whose keys some queries see none.
+    for step in 0..slices.parts {
+        let to = if step + 1 == slices.parts { &joined } else { &partial };
+        forward(slices.parts - 1 - step, 1, (step > 0).then_some(&partial), to, &partial_sums);
+    }
+    let dqkv = backend.output(qkv.len());
+    let dkeys = backend.sums(keys.len());
+    let backward = |first_owner: usize, owners: usize, add_queries: bool, add_keys: bool| {
+        let range = first_owner * key_len..(first_owner + owners) * key_len;
+        backend.device.sliced_attention_backward(SlicedAttentionBackward {
+            qkv: qkv.view(),
+            keys: keys.slice(range.clone()),
+            first_owner,
+            owners,
+            starts: Some(starts.view()),
+            out: out.view(),
+            dout: dout.view(),
+            log_sums: log_sums.view(),
+            dqueries: Columns { view: dqkv.view(), width: shape.qkv_width(), first: 0 },
+            add_queries,
+            dkeys: dkeys.slice(range),
+            add_keys,
+            shape,
+            slices,
+        });
+    };
+    backward(0, slices.parts, false, false);
+    backward(slices.parts - 1, 1, true, true);
+    vec![out, log_sums, joined, partial_sums, dqkv, dkeys]
+}
+
+#[test]
+fn attention_of_a_parts_slices() {
+    let Some(gpu) = any_gpu() else { return };
+    for dtype in [DType::F32, DType::BF16] {
+        for (sizes, parts) in [([2, 12, 2, 1, 8], 2), ([1, 68, 2, 2, 16], 3)] {
+            let slices = Slices { parts, part: 1 };
+            let what = format!("{sizes:?} of {slices:?}");
+            agree(&gpu, dtype, &what, |backend| attention_of_slices(backend, shape(sizes), slices));
+        }
+    }
+}
+
+#[test]
+fn attention_of_long_slices() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in COMPUTE {
+        for (sizes, parts, part) in [([2, 512, 8, 2, 64], 2, 0), ([1, 300, 4, 4, 128], 4, 3)] {
+            let slices = Slices { parts, part };
+            let what = format!("{sizes:?} of {slices:?}");
+            agree(&gpu, dtype, &what, |backend| attention_of_slices(backend, shape(sizes), slices));
         }
     }
 }

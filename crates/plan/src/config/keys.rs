@@ -132,7 +132,7 @@ table! {
         /// context parallelism: the ranks that share the tokens of a sample, as [two slices](context-parallelism.md) of
         /// each; `sequence` must be a multiple of 2 · cp
         cp: usize, default 1, in 1..=MAX_RANKS;
-        /// `"gather"`: how attention [reaches](context-parallelism.md#three-ways) the keys and values of the other ranks of cp; has
+        /// `"gather"`, `"ring"`, `"all-to-all"`: how attention [reaches](context-parallelism.md#three-ways) the keys and values of the other ranks of cp; has
         /// no effect if cp is 1
         cp_attention: ContextAttention, default ContextAttention::Gather;
         /// at most `layers`

@@ -77,7 +77,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let batch = Batch::resolve(&raw.batch, mesh.dp())?;
     model::check_split(&model, mesh.tp())?;
     let memory = MemoryOptions::resolve(&raw.memory);
-    context::check(mesh, batch, memory)?;
+    context::check(&model, mesh, raw.parallel.cp_attention(), batch, memory)?;
     let framework = framework::resolve(&raw.framework)?;
     Ok(Plan {
         pipeline: Pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,

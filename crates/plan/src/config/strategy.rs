@@ -125,7 +125,7 @@ impl Plan {
         let mesh = mesh::resolve(&parallel, &self.cluster, None)?;
         let batch = Batch::resolve(&raw_batch, mesh.dp())?;
         model::check_split(&self.model, mesh.tp())?;
-        context::check(mesh, batch, self.memory)?;
+        context::check(&self.model, mesh, self.cp_attention, batch, self.memory)?;
         Ok(Plan {
             pipeline: Pipeline::resolve(&parallel, mesh, self.model.layers, batch)?,
             sequence_parallel: sequence_parallel(&parallel, mesh, batch)?,

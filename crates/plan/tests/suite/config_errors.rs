@@ -98,6 +98,7 @@ const SETS: &[&[&str]] = &[
     &["parallel.cp=8", "batch.sequence=7"],
     &["parallel.cp=2", "memory.attention=plain"],
     &["parallel.cp_attention=ulysses"],
+    &["parallel.cp=4", "parallel.cp_attention=all-to-all"],
     &[
         "parallel.cp=4",
         "parallel.tp=4",

@@ -168,6 +168,20 @@ impl Links {
         (level, copying.max(emulated))
     }
 
+    /// Seconds of a message of `bytes` from every rank of a group to the next one, and the level that it occupies.
+    pub fn shift(&self, group: Group, bytes: f64) -> (Level, f64) {
+        let (level, copying) = self.copying_shift(group, bytes);
+        let emulated = self.emulated.as_ref().map_or(0.0, |links| links.copying_shift(group, bytes).1);
+        (level, copying.max(emulated))
+    }
+
+    /// The same without emulated links.
+    pub fn copying_shift(&self, group: Group, bytes: f64) -> (Level, f64) {
+        let links = self.group(group);
+        let speed = self.levels[links.level];
+        (links.level, speed.start + speed.latency + bytes / links.bandwidth)
+    }
+
     /// The part of [`Links::collective`] in which emulated links are free for the next transfer: the latency of its hops, if the
     /// emulated links and not the copies determine its time.
     pub fn emulated_latency(&self, group: Group, collective: Collective, bytes: f64) -> f64 {

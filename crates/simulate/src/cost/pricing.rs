@@ -194,6 +194,10 @@ impl TransferPurpose {
 
 /// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
 fn collective(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<TransferCost> {
+    if let Some(bytes) = shift_bytes(entry) {
+        let (level, seconds) = links.shift(entry.group, bytes);
+        return Some(TransferCost::new(level, picoseconds(seconds)));
+    }
     let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     let (level, seconds) = match purpose {
         TransferPurpose::Gradients => links.reduction(entry.group, collective, bytes),
@@ -206,8 +210,17 @@ fn collective(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<T
 
 /// Seconds of a collective without emulated links.
 fn copying(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<f64> {
+    if let Some(bytes) = shift_bytes(entry) {
+        return Some(links.copying_shift(entry.group, bytes).1);
+    }
     let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     Some(links.copying(entry.group, collective, bytes).1)
+}
+
+/// Bytes of a message inside a block: keys, or their gradients, that pass around the ranks of cp.
+fn shift_bytes(entry: Entry) -> Option<f64> {
+    let inside = entry.group == Group::CONTEXT && matches!(entry.transfer, PaperTransfer::Send { .. });
+    inside.then(|| (entry.len * entry.dtype.bytes()) as f64)
 }
 
 fn collective_bytes(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<(Collective, f64)> {
