@@ -68,7 +68,7 @@ const DEVICE_BYTES: u64 = 64 << 20;
 /// Transfers of a round, at most.
 const MAX_TRANSFERS: usize = 100;
 /// Transfers of a round, at least, if they run on the device: the first call after a wait takes the host longer than others.
-const FEWEST_ON_DEVICE: usize = 32;
+const MIN_ON_DEVICE: usize = 32;
 
 /// Times transfers of every size in every group of more than one rank. If the ranks are processes, all of them call it, and
 /// `on_time` is called in the process of rank 0.
@@ -219,7 +219,7 @@ impl<'a> Bench<'a> {
 
     /// The time of one transfer, over a round of them.
     fn round(&self, group: &BenchGroup, kind: TransferKind, bytes: usize) -> Result<RoundTime, RankFailure> {
-        let fewest = if self.world.is_on_device() { FEWEST_ON_DEVICE } else { 1 };
+        let fewest = if self.world.is_on_device() { MIN_ON_DEVICE } else { 1 };
         let times = (ROUND_BYTES / bytes.max(1)).clamp(fewest, MAX_TRANSFERS);
         let mut buffer = self.buffer(whole_chunks(kind, bytes, group.ours.size()));
         self.begin_together()?;

@@ -84,7 +84,9 @@ pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), 
         processes::connect(requested.as_ref().ok().map(|(plan, device)| (plan, *device)))?.connection;
     let (plan, _) = processes::agree(connection, requested, |(plan, _)| plan)?;
     if plan.mesh.ranks() == 1 {
-        return Err(Failure::mistake("the configuration has one rank, which has nobody to send to"));
+        return Err(Failure::mistake(
+            "bench comm needs at least two ranks, and the configuration has one: set parallel.tp, pp or dp",
+        ));
     }
     let out = arguments.out.as_deref().filter(|_| connection.is_first());
     out.map(files::check_writable).transpose()?;

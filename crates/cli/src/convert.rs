@@ -18,7 +18,7 @@ use crate::progress::Progress;
 
 /// Converts weights between Hugging Face folders and checkpoints of any layout.
 ///
-/// FROM is a Hugging Face folder (GPT-2, GPT-NeoX or Llama, as safetensors), a checkpoint, or the folder of a run,
+/// FROM is a Hugging Face folder with safetensors of a supported family (model.family), a checkpoint, or the folder of a run,
 /// whose newest checkpoint is used.
 ///
 /// A Hugging Face folder becomes a checkpoint. A checkpoint becomes a Hugging Face folder that transformers can load,

@@ -58,7 +58,7 @@ Examples:
       the same number with two ranks, as JSON";
 
 /// The longest sample that is used by default.
-const LONGEST: usize = 2048;
+const MAX_SEQUENCE: usize = 2048;
 
 #[derive(Clone, Copy, ValueEnum)]
 enum SplitName {
@@ -93,7 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn plan(arguments: &Arguments, weights: &WeightsFolder) -> Result<Plan, Failure> {
-    let sequence = weights.model().positions.min(LONGEST);
+    let sequence = weights.model().positions.min(MAX_SEQUENCE);
     let under = match weights {
         WeightsFolder::HuggingFace(_) => vec![format!("batch.sequence={sequence}")],
         WeightsFolder::Checkpoint(_) => Vec::new(),

@@ -31,10 +31,9 @@ use stop::StopRequests;
 
 /// Runs a command as processes, one per rank.
 ///
-/// It uses the installed mpirun, finds out whose it is (Open MPI, MPICH or Intel MPI), and gives it the flags that the
-/// ranks need: no binding to single cores, and more processes than cores if that was asked for. With --no-mpi it starts
-/// the processes itself, on this machine, for GPUs that communicate by NCCL. They meet at a free port with a secret of
-/// their own.
+/// It uses the installed mpirun (Open MPI, MPICH or Intel MPI) and adds the flags that the ranks need: no binding to single
+/// cores, and oversubscription if there are more ranks than cores. With --no-mpi it starts the processes on this machine
+/// itself, for GPUs that communicate by NCCL. They connect to rank 0 at a free port and authenticate with a random secret.
 ///
 /// Rank 0 writes the output and the files; an error comes from the rank that had it, with its name. When one rank fails,
 /// all end. Ctrl-C and SIGTERM stop the run after the running step, as without processes; a second one ends it at once.
@@ -309,7 +308,8 @@ fn pass_on(errors: impl BufRead, failed: &AtomicBool) {
     let mut notice: Option<Vec<String>> = None;
     for line in errors.split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned();
-        if line.contains("error: ") {
+        // Only at the beginning of a line: launchers report harmless errors of their own, as "slurmstepd: error: …".
+        if line.starts_with("error: ") {
             failed.store(true, Ordering::Relaxed);
         }
         match (&mut notice, is_rule(&line)) {
@@ -413,6 +413,17 @@ mod tests {
         assert_eq!(Launcher::of("slurm 23.11.4\n"), Some(Launcher::Srun));
         assert_eq!(Launcher::of("slurm-wlm 22.05.8\n"), Some(Launcher::Srun));
         assert_eq!(Launcher::of("something else"), None);
+    }
+
+    #[test]
+    fn only_an_error_of_a_rank_ends_a_job() {
+        let has_failed = |text: &str| {
+            let failed = AtomicBool::new(false);
+            pass_on(text.as_bytes(), &failed);
+            failed.into_inner()
+        };
+        assert!(has_failed("step 3\nerror: rank 1 failed\n"));
+        assert!(!has_failed("slurmstepd: error: couldn't chdir to /a: going to /tmp instead\n"));
     }
 
     #[test]

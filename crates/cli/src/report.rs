@@ -6,11 +6,11 @@ use clap::Args;
 use kintsugi_plan::Plan;
 use kintsugi_report::plan::PlanFigures;
 use kintsugi_report::runs::{PredictedRun, report};
-use kintsugi_report::tuning::{self, TRIALS};
+use kintsugi_report::tuning;
 use kintsugi_report::{Context, Detail, Report, ReportRun, page};
 use kintsugi_run::is_run;
 use kintsugi_spec::units;
-use kintsugi_tune::trials::read;
+use kintsugi_tune::trials::{TRIALS, read};
 
 use crate::config::ConfigArguments;
 use crate::describe;

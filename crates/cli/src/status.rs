@@ -178,7 +178,12 @@ fn last_error(folder: &Path) -> Option<String> {
     file.take(END_OF_LOG).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let line = text.lines().rev().find(|line| line.contains("error: "))?;
-    Some(line.chars().filter(|c| !c.is_control()).take(400).collect())
+    Some(printable(line).chars().take(400).collect())
+}
+
+/// A text without control characters, which a terminal would obey.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 /// A run and its jobs in lines.
@@ -195,14 +200,14 @@ fn text(Entry { run, status, placed, ended, jobs }: &Entry) -> String {
         Some(RunState::Silent) => "silent for more than a minute",
         Some(RunState::Running) => "running",
     };
-    let mut facts = vec![fact("run", format!("{}: {word}", run.display()))];
+    let mut facts = vec![fact("run", format!("{}: {word}", printable(&run.display().to_string())))];
     if let Some(status) = status {
         facts.extend(progress(status).map(|text| fact("step", text)));
         facts.extend(status.stragglers.iter().map(|straggler| fact("slow", straggler.to_string())));
         let saved = status.checkpoint.as_ref();
-        facts.extend(
-            saved.map(|saved| fact("saved", format!("step {}, {}", saved.step, saved.path.display()))),
-        );
+        facts.extend(saved.map(|saved| {
+            fact("saved", format!("step {}, {}", saved.step, printable(&saved.path.display().to_string())))
+        }));
         let left = status.left_s.and_then(|left| Duration::try_from_secs_f64(left).ok());
         facts.extend(left.map(|left| fact("left", format!("{} of training", HumanDuration(left)))));
     }

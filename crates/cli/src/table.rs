@@ -18,7 +18,7 @@ pub struct Fit<'a> {
 }
 
 /// Characters that remain of a truncated sentence.
-const SHORTEST_SENTENCE: usize = 24;
+const MIN_SENTENCE: usize = 24;
 
 impl Table {
     /// A table with these columns.
@@ -58,7 +58,7 @@ impl Table {
     fn shorten(&mut self, width: usize, name: Option<&str>) {
         let Some(column) = name.and_then(|name| self.column(name)) else { return };
         let excess = self.width().saturating_sub(width);
-        let length = self.widths()[column].saturating_sub(excess).max(SHORTEST_SENTENCE);
+        let length = self.widths()[column].saturating_sub(excess).max(MIN_SENTENCE);
         let columns = self.rows[0].len();
         for row in self.rows.iter_mut().filter(|row| row.len() == columns) {
             row[column] = cut(&row[column], length);

@@ -16,7 +16,7 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_report::tuning::{importance_chart, important_settings, trajectory_chart};
 use kintsugi_spec::units;
 use kintsugi_tune::trials::{
-    Constraints, Executor, Journal, Objective, Processes, Record, Simulated, Tuning, best, read,
+    Constraints, Executor, Journal, Objective, Processes, Record, Simulated, TRIALS, Tuning, best, read,
     trials_folder, tune,
 };
 
@@ -141,6 +141,18 @@ enum ExecutorName {
     Simulated,
 }
 
+impl ExecutorName {
+    /// How trials run, in words.
+    fn words(self) -> &'static str {
+        match self {
+            ExecutorName::Threads => "threads",
+            ExecutorName::Launch => "processes",
+            ExecutorName::Srun => "steps of Slurm",
+            ExecutorName::Simulated => "simulated",
+        }
+    }
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum FigureName {
     /// The speed of every trial, the best so far, and what was predicted
@@ -174,15 +186,26 @@ const NOISE: f64 = 0.02;
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    if !arguments.deadline.is_finite() || arguments.deadline <= 0.0 {
-        return Err(Failure::mistake("--deadline must be a number of seconds above 0".to_owned()));
+    let deadline = Duration::try_from_secs_f64(arguments.deadline).ok().filter(|limit| !limit.is_zero());
+    let Some(deadline) = deadline else {
+        return Err(Failure::mistake("--deadline must be a number of seconds above 0, and a sensible one"));
+    };
+    if arguments.at_most_step.is_some_and(|most| !(most.is_finite() && most > 0.0)) {
+        return Err(Failure::mistake("--at-most-step must be a number of seconds above 0"));
     }
-    let candidates = Candidates::new(&arguments.config, &arguments.space)?;
+    let candidates = Candidates::new(&arguments.config, &arguments.space, arguments.executor.words())?;
     if candidates.all.is_empty() {
         let text = "no strategy fits: use more nodes (cluster.nodes), or relax --space";
         return Err(Failure::run(text.to_owned()));
     }
-    let others = others(&arguments.from)?;
+    let mut others = others(&arguments.from)?;
+    fs::create_dir_all(&arguments.out).map_err(|error| Failure::file("create", &arguments.out, error))?;
+    let path = arguments.out.join(TRIALS);
+    let mut journal = Journal::open(&path).map_err(|error| Failure::file("open", &path, error))?;
+    // Trials of an earlier tuning of a larger space teach, but are no results of this one.
+    let outside = candidates.outside(&mut journal);
+    let before = Earlier { outside: outside.len(), others: others.len() };
+    others.extend(outside);
     let config = |index: usize| candidates.config(index).map_err(Into::into);
     let tuning = Tuning {
         task: &candidates.task,
@@ -196,10 +219,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         stop_factor: STOP_FACTOR,
         seed: arguments.seed,
     };
-    fs::create_dir_all(&arguments.out).map_err(|error| Failure::file("create", &arguments.out, error))?;
-    let path = arguments.out.join("trials.jsonl");
-    let mut journal = Journal::open(&path).map_err(|error| Failure::file("open", &path, error))?;
-    output.text(&heading(&candidates, &tuning, &journal, others.len()))?;
+    output.text(&heading(&candidates, &tuning, &journal, &before))?;
     let world = arguments.world.as_deref().map(read_text).transpose()?;
     let plan = |config: &str| {
         let source = ConfigSource::text(config);
@@ -215,7 +235,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         simulated = Simulated { plan: &plan, noise: NOISE, seed: arguments.seed };
         &simulated
     } else {
-        processes = self::processes(arguments, &candidates)?;
+        processes = self::processes(arguments, deadline, &candidates)?;
         processes.end_leftovers();
         &processes
     };
@@ -248,8 +268,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Writes the configuration of the best trial.
 fn write_best(arguments: &Arguments, candidates: &Candidates, best: &Record) -> Result<(), Failure> {
-    // A candidate of an earlier, larger space is none of this one.
-    let Some(index) = candidates.index_of(&best.settings) else { return Ok(()) };
+    let index = candidates.index_of(&best.settings).expect("the best is a candidate");
     write_whole(&arguments.out.join("best.toml"), candidates.config(index)?.as_bytes())
 }
 
@@ -295,7 +314,11 @@ fn others(paths: &[PathBuf]) -> Result<Vec<Record>, Failure> {
     Ok(all)
 }
 
-fn processes(arguments: &Arguments, candidates: &Candidates) -> Result<Processes, Failure> {
+fn processes(
+    arguments: &Arguments,
+    deadline: Duration,
+    candidates: &Candidates,
+) -> Result<Processes, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::run(ErrorContext::new("cannot find this program's own file", error)))?;
     let left = || host::memory().map(|bound| bound.bytes / 10 * 9);
@@ -307,7 +330,7 @@ fn processes(arguments: &Arguments, candidates: &Candidates) -> Result<Processes
         folder: trials_folder(&arguments.out),
         warm_up: arguments.warm_up as usize,
         steps: arguments.steps as usize,
-        deadline: Duration::from_secs_f64(arguments.deadline),
+        deadline,
         memory: arguments.memory.or_else(left),
         stop: stop_on_signal()?,
     };
@@ -321,8 +344,14 @@ fn processes(arguments: &Arguments, candidates: &Candidates) -> Result<Processes
     }
 }
 
+/// Trials that teach and are no results: of the same folder outside of the space, and of other folders.
+struct Earlier {
+    outside: usize,
+    others: usize,
+}
+
 /// What is tuned, in lines.
-fn heading(candidates: &Candidates, tuning: &Tuning, journal: &Journal, others: usize) -> String {
+fn heading(candidates: &Candidates, tuning: &Tuning, journal: &Journal, earlier: &Earlier) -> String {
     let variants = match candidates.variants() {
         0 => String::new(),
         some => format!(", {some} combinations of other settings"),
@@ -341,8 +370,14 @@ fn heading(candidates: &Candidates, tuning: &Tuning, journal: &Journal, others: 
     if journal.damaged() > 0 {
         facts.push(fact("note", format!("{} damaged lines of it are ignored", journal.damaged())));
     }
-    if others > 0 {
-        facts.push(fact("from", format!("{others} trials of other tunings")));
+    if earlier.outside > 0 {
+        facts.push(fact(
+            "outside",
+            format!("{} trials of it are outside of this space; they are learned from", earlier.outside),
+        ));
+    }
+    if earlier.others > 0 {
+        facts.push(fact("from", format!("{} trials of other tunings", earlier.others)));
     }
     lines(&facts)
 }

@@ -35,8 +35,8 @@ use tally::{Tally, Verdict};
 ///
 /// With a CONFIG, its model is trained. Each layout replaces its tables parallel, sharding and memory, and layouts that
 /// the model or the batch does not allow are skipped. Without a CONFIG, batch.micro = 1, batch.global = 8 and nothing is
-/// evaluated, to be quick. The demo's model is then trained in all three families, unless --set names another model. With
-/// run.device = "auto" the layouts run on the CPU, unless they communicate by NCCL.
+/// evaluated, to be quick. Unless --set names another model, some layouts also train the demo's model as other families.
+/// With run.device = "auto" the layouts run on the CPU, unless they communicate by NCCL.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {

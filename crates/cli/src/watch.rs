@@ -17,8 +17,8 @@ use forward::Service;
 /// Shows runs in a browser while they go on.
 ///
 /// FOLDER is the folder of a run, or one with runs in it, which are listed and can be drawn over each other; runs that start
-/// later appear by themselves. Only the files of the runs are read, so that a run takes no notice of it, and the folder may
-/// be on a disk that another machine trains on. A run that ends and is resumed goes on in the same page.
+/// later appear by themselves. It only reads files, so it does not slow a run down, and the folder may be on a disk that
+/// another machine trains on. A run that ends and is resumed goes on in the same page.
 ///
 /// The address that it prints has a token in it, which the browser then keeps as a cookie. Everybody without the token is
 /// refused, also on this machine. Links in the folder are not followed.

@@ -1,7 +1,7 @@
 //! The ring algorithm as arithmetic: which chunk each rank receives in each step, and how many elements cross each link.
 //!
 //! The transports and the planner both use these functions. Rank `r` receives only from rank `r − 1`. The ring sends the
-//! fewest bytes possible (Patarasuk and Yuan, 2009). An all-to-all is no ring: see `exchange.rs`.
+//! fewest bytes possible (Patarasuk and Yuan, 2009). An all-to-all does not use the ring: see `all_to_all.rs`.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Who waits for whom. A rank that has waited for too long is rarely stopped by the rank that it waits for, which may wait itself. The
-//! cause is at the end of the chain.
+//! The chain of waits. The rank that a stalled rank waits for usually waits for another one itself. The cause is the last rank of
+//! the chain.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use kintsugi_data::{DataError, Dataset, Split, ValidationSource};
 use kintsugi_plan::{Plan, Program};
 use kintsugi_rank::{Purpose, Store};
+use kintsugi_spec::work::Pause;
 use serde::Serialize;
 
 use crate::job::run_ranks;
@@ -164,7 +165,9 @@ impl<'a> Evaluation<'a> {
             let tokens = if let Some(tokens) = self.loaded.get_mut(batch as usize) {
                 tokens
             } else {
+                let pause = Pause::begin();
                 self.reader.read(batch, &mut read)?;
+                drop(pause);
                 &mut read
             };
             worker.run(&self.program, tokens, |_, _| {})?;

@@ -1,8 +1,7 @@
-//! Watches the ops of a rank: writes them to its flight recorder, and finds how long a step may stand still.
+//! Watches the ops of a rank: writes them to its flight recorder, and sets the hang timeout of a step.
 //!
-//! The longest time from the beginning of one op to that of the next, in the last steps, is the measure: it contains the kernels of
-//! an op on a CPU, and the wait for the device and for other ranks everywhere. While no rank of the job has begun an op for
-//! `run.hang_factor` times as long, the job hangs.
+//! The timeout is `run.hang_factor` times the longest interval between the starts of two consecutive ops in the last steps. The
+//! interval includes CPU kernels, and waits for the device or for other ranks. The job hangs if no rank starts an op for that long.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

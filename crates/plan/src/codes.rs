@@ -14,7 +14,7 @@ pub struct Codes {
 }
 
 /// The integers of quantised numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Integer {
     /// 8 bits.
@@ -32,6 +32,11 @@ pub struct Quantized {
     pub refresh: Option<Codes>,
     /// Reduce-scatters of gradients, as all-to-alls. Sums carry numbers.
     pub gradients: Option<Codes>,
+}
+
+impl Integer {
+    /// All of them.
+    pub const ALL: [Integer; 2] = [Integer::Int8, Integer::Int4];
 }
 
 impl Quantized {

@@ -1,11 +1,11 @@
-//! Ops that do the same.
+//! The kind of an op: the op without the numbers of its layer, micro-batch and peer.
 
 use std::fmt;
 
 use crate::{Block, Op, Unit};
 
-/// What ops have in common that differ only in the numbers of their layer, their micro-batch and their peer: they run the same
-/// kernels and make the same transfers.
+/// Ops of one kind run the same kernels and make the same transfers; only the numbers of their layer, micro-batch and peer
+/// differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpKind(Op);
 

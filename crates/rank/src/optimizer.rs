@@ -85,7 +85,7 @@ impl Rank {
                 decay_steps: decay.steps,
             },
             betas: optimizer.betas,
-            scaler: dynamic.then_some(LossScaler { window: LOSS_SCALE_WINDOW, largest: LARGEST_LOSS_SCALE }),
+            scaler: dynamic.then_some(LossScaler { window: LOSS_SCALE_WINDOW, largest: MAX_LOSS_SCALE }),
         });
     }
 
@@ -105,4 +105,4 @@ impl Rank {
 /// Successful steps before the loss scale doubles.
 const LOSS_SCALE_WINDOW: u64 = 1000;
 /// The largest loss scale.
-const LARGEST_LOSS_SCALE: f64 = 16_777_216.0;
+const MAX_LOSS_SCALE: f64 = 16_777_216.0;

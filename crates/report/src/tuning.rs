@@ -7,9 +7,6 @@ use kintsugi_tune::trials::{Importance, Record, Values, importance, in_words};
 use crate::thin::rounded;
 use crate::{Item, Report, Section, TableData, TextData};
 
-/// The name of the file with the trials, in the folder of a tuning.
-pub const TRIALS: &str = "trials.jsonl";
-
 /// The page of some trials.
 pub fn report(records: &[Record]) -> Report {
     let task = records.first().map_or("no trial yet", |record| record.task.as_str());

@@ -12,7 +12,7 @@ use crate::metrics_line::Line;
 use crate::{OpenFolder, Straggler};
 
 /// The longest line of metrics that is read.
-const LONGEST_LINE: u64 = 1 << 20;
+const MAX_LINE: u64 = 1 << 20;
 /// The most bytes of the metrics that are read.
 pub const MAX_METRICS: u64 = 1 << 30;
 
@@ -88,9 +88,9 @@ impl MetricsFile {
         let mut any = false;
         loop {
             line.clear();
-            let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)?;
+            let length = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;
             // A run may be in the middle of its last line, or was killed there.
-            if !line.ends_with(b"\n") && (length as u64) < LONGEST_LINE {
+            if !line.ends_with(b"\n") && (length as u64) < MAX_LINE {
                 let partial = length > 0;
                 any |= into.partial != partial;
                 into.partial = partial;

@@ -98,7 +98,7 @@ impl RunFolder {
         Ok(run)
     }
 
-    /// Reads what is new. Gives whether anything was.
+    /// Reads what is new. Returns whether anything was.
     pub fn update(&mut self) -> io::Result<bool> {
         let folder = self.path.open()?;
         let mut changed = self.metrics.update(&folder, &mut self.steps)?;

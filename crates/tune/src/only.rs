@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kintsugi_plan::config::{LayerSplit, Strategy};
-use kintsugi_plan::{Codes, Recompute, ScheduleKind, When};
+use kintsugi_plan::{Codes, Integer, Recompute, ScheduleKind, When};
 use kintsugi_spec::Level;
 
 /// A key and the values that it may have.
@@ -66,7 +66,7 @@ const KEYS: [(&str, AllowedValues, Value); 19] = [
     ("sharding.quantize_weights", AllowedValues::Words(&["none", "int8"]), |strategy| {
         code_word(strategy.sharding.quantized.weights)
     }),
-    ("sharding.quantize_gradients", AllowedValues::Words(&["none", "int4"]), |strategy| {
+    ("sharding.quantize_gradients", AllowedValues::Words(&["none", "int4", "int8"]), |strategy| {
         code_word(strategy.sharding.quantized.gradients)
     }),
     ("memory.recompute", AllowedValues::Words(&["none", "selective", "full"]), |strategy| {
@@ -136,6 +136,12 @@ impl Only {
     /// Whether it allows transfers that carry codes, which no strategy is picked for unless this is asked for.
     pub(crate) fn asks_for_codes(&self) -> bool {
         self.key.starts_with("sharding.quantize_") && self.values.iter().any(|value| value != "none")
+    }
+
+    /// The codes that it allows for a key.
+    pub(crate) fn integers(&self, key: &str) -> Vec<Integer> {
+        let integer = |value: &String| Integer::ALL.into_iter().find(|integer| integer.name() == value);
+        if self.key == key { self.values.iter().filter_map(integer).collect() } else { Vec::new() }
     }
 
     /// Whether a strategy has one of the values.

@@ -6,7 +6,7 @@
 //!    be asked for.
 //! 3. It leaves at least 4 % free of the memory that it may take, if one of these does.
 //! 4. Of these it has the fewest mechanisms, and among equals the most free memory.
-//! 5. What each mechanism gains is told: of those it has, and of those that were left out.
+//! 5. The gain of every mechanism is reported, whether the pick uses it or not.
 
 use kintsugi_plan::config::Strategy;
 use serde::Serialize;
@@ -37,8 +37,8 @@ pub struct Gain {
     pub mechanism: String,
     /// Whether the pick has it.
     pub used: bool,
-    /// How much longer the best strategy takes that has less of it, or how much longer the pick takes than the best one that has
-    /// more of it. `None` if nothing fits without it.
+    /// If the pick uses it: the slowdown of the best strategy that uses less of it, `None` if none fits. Otherwise: the
+    /// slowdown of the pick relative to the best strategy that uses more of it.
     pub gain: Option<f64>,
 }
 

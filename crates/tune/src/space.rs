@@ -66,7 +66,8 @@ pub(crate) fn regions(
     let wanted = |strategy: &Strategy| {
         only.iter().all(|only| only.allows(strategy)) && supported.iter().all(|one| one.allows(strategy))
     };
-    let of_mesh = |mesh| of_mesh(base, mesh).into_iter().filter_map(|region| region.retain(wanted));
+    let codes = codes(base, only);
+    let of_mesh = |mesh| of_mesh(base, mesh, &codes).into_iter().filter_map(|region| region.retain(wanted));
     let context = only.iter().any(Only::asks_for_context);
     meshes(ranks, context).into_par_iter().flat_map_iter(of_mesh).collect()
 }
@@ -92,7 +93,7 @@ fn searched(axis: Axis, context: bool) -> bool {
     }
 }
 
-fn of_mesh(base: &Plan, mesh: Mesh) -> Vec<Region> {
+fn of_mesh(base: &Plan, mesh: Mesh, codes: &[Quantized]) -> Vec<Region> {
     let global = base.batch.global;
     let simplest = Strategy {
         mesh,
@@ -110,7 +111,7 @@ fn of_mesh(base: &Plan, mesh: Mesh) -> Vec<Region> {
     if !divisors(global / mesh.dp()).any(|micro| allowed(&Strategy { micro, ..simplest })) {
         return found;
     }
-    let shardings: Arc<[ShardingChoice]> = shardings(base, mesh).into();
+    let shardings: Arc<[ShardingChoice]> = shardings(base, mesh, codes).into();
     for micro in divisors(global / mesh.dp()) {
         for (schedule, virtual_stages, split) in pipelines(base, mesh.pp(), global / mesh.dp() / micro) {
             for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp() > 1) {
@@ -197,7 +198,7 @@ fn splits(layers: usize, pp: usize, chunks: usize, head: f64) -> Vec<LayerSplit>
 /// memory for traffic, each gathered and reduced for every micro-batch or once a step. ZeRO++ and three levels are proposed with
 /// codes, too, unless the profile of a framework is planned. Placements that need more memory and move no less are left out, as
 /// states over a part of the replicas with weights and gradients whole.
-fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
+fn shardings(base: &Plan, mesh: Mesh, codes: &[Quantized]) -> Vec<ShardingChoice> {
     let [package, node, pod, cluster] = Level::ALL.map(Some);
     let zero =
         [[None, None, None], [None, None, cluster], [None, cluster, cluster], [cluster, cluster, cluster]];
@@ -233,7 +234,10 @@ fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
     };
     let by_level: Vec<ShardingChoice> = by_level.chain([secondary]).collect();
     let quantized = by_level.iter().filter(|choice| choice.weights == package || choice.secondary.is_some());
-    let quantized = quantized.map(|choice| ShardingChoice { quantized: codes(base), ..*choice });
+    let with_codes = |choice: &ShardingChoice| {
+        codes.iter().map(|&quantized| ShardingChoice { quantized, ..*choice }).collect::<Vec<_>>()
+    };
+    let quantized = quantized.flat_map(with_codes);
     let quantized = quantized.filter(|_| base.framework.preset.is_none());
     let mut found: Vec<(Sharding, ShardingChoice)> = Vec::new();
     for choice in zero.chain(by_level.iter().copied()).chain(quantized) {
@@ -248,11 +252,37 @@ fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
     found.into_iter().map(|(_, choice)| choice).collect()
 }
 
-/// What the presets of ZeRO++ and three levels quantise, in blocks of the plan's size.
-fn codes(base: &Plan) -> Quantized {
-    let block = base.sharding.quantized.iter().next().map_or(Codes::DEFAULT_BLOCK, |codes| codes.block);
-    let codes = |integer| Some(Codes { integer, block });
-    Quantized { weights: codes(Integer::Int8), refresh: None, gradients: codes(Integer::Int4) }
+/// The codes to try: those that the configuration or a restriction asks for, of weights, of gradients and of both. If neither asks,
+/// those of the presets of ZeRO++ and three levels, for what they would gain.
+fn codes(base: &Plan, only: &[Only]) -> Vec<Quantized> {
+    let given = base.sharding.quantized;
+    let block = given.iter().next().map_or(Codes::DEFAULT_BLOCK, |codes| codes.block);
+    let asked = |key: &str, given: Option<Codes>| {
+        let mut integers: Vec<Integer> = given.map(|codes| codes.integer).into_iter().collect();
+        integers.extend(only.iter().flat_map(|only| only.integers(key)));
+        integers.sort();
+        integers.dedup();
+        integers
+    };
+    let weights = asked("sharding.quantize_weights", given.weights);
+    let gradients = asked("sharding.quantize_gradients", given.gradients);
+    if weights.is_empty() && gradients.is_empty() {
+        let codes = |integer| Some(Codes { integer, block });
+        return vec![Quantized {
+            weights: codes(Integer::Int8),
+            refresh: None,
+            gradients: codes(Integer::Int4),
+        }];
+    }
+    let or_none = |integers: Vec<Integer>| {
+        let some = integers.into_iter().map(move |integer| Some(Codes { integer, block }));
+        [None].into_iter().chain(some).collect::<Vec<_>>()
+    };
+    let (weights, gradients) = (or_none(weights), or_none(gradients));
+    let pairs = weights.iter().flat_map(|&weights| {
+        gradients.iter().map(move |&gradients| Quantized { weights, refresh: None, gradients })
+    });
+    pairs.filter(|codes| *codes != Quantized::NONE).collect()
 }
 
 /// When weights are gathered and gradients reduced, if the choice makes a difference.
@@ -270,6 +300,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_codes_that_are_asked_for_are_tried() {
+        let words = |base: &Plan, only: &[&str]| {
+            let only: Vec<Only> = only.iter().map(|text| Only::parse(text).expect("valid")).collect();
+            let word = |codes: Option<Codes>| codes.map_or("none", |codes| codes.integer.name());
+            let pair = |codes: Quantized| format!("{} {}", word(codes.weights), word(codes.gradients));
+            codes(base, &only).into_iter().map(pair).collect::<Vec<_>>()
+        };
+        let plain = base();
+        assert_eq!(words(&plain, &[]), ["int8 int4"], "for what they would gain");
+        assert_eq!(words(&plain, &["sharding.quantize_weights=int8,none"]), ["int8 none"]);
+        assert_eq!(words(&plain, &["sharding.quantize_gradients=int8"]), ["none int8"]);
+        let sets =
+            ["model.preset=gpt-22b", "batch.global=32", "sharding.zero=3", "sharding.quantize_weights=int8"];
+        let (given, _) = ConfigSource::demo().sets(sets).search_base().expect("a valid configuration");
+        assert_eq!(words(&given, &[]), ["int8 none"]);
+        let both = words(&given, &["sharding.quantize_gradients=int4"]);
+        assert_eq!(both, ["none int4", "int8 none", "int8 int4"]);
+    }
+
+    #[test]
     fn every_mesh_has_all_ranks() {
         let meshes = meshes(12, false);
         assert_eq!(meshes.len(), 18, "ordered products of three factors");
@@ -285,7 +335,7 @@ mod tests {
     fn a_batch_that_is_too_large_for_one_micro_batch_is_split() {
         let sets = ["model.preset=gpt-22b", "batch.sequence=2048", "batch.global=65536"];
         let base = ConfigSource::demo().sets(sets).search_base().expect("a valid configuration").0;
-        let one_replica = of_mesh(&base, Mesh::ONE.with(Axis::Pipeline, 2).with(Axis::Tensor, 2));
+        let one_replica = of_mesh(&base, Mesh::ONE.with(Axis::Pipeline, 2).with(Axis::Tensor, 2), &[]);
         assert!(!one_replica.is_empty());
         assert!(one_replica.iter().all(|region| region.plain.micro * 2048 <= 1 << 26));
     }

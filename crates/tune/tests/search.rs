@@ -92,13 +92,14 @@ fn every_plan() -> BTreeMap<String, Plan> {
         for micro in 1..=4 {
             for pipeline in ["gpipe 1", "1f1b 1", "zero-bubble 1", "interleaved 2", "interleaved 4", "1f1b 2"]
             {
-                for sharding in 0..21_usize {
+                for sharding in 0..27_usize {
                     for recompute in ["none", "selective", "full"] {
                         for sequence_parallel in [false, true] {
                             let (schedule, chunks) = pipeline.split_once(' ').expect("two words");
-                            // The last five are three levels, for every micro-batch and once a step, without codes and
-                            // with them, and ZeRO++.
-                            let sharding = [sharding, 16, 19, 20, 23, 24][sharding.saturating_sub(15)];
+                            // The last are three levels, for every micro-batch and once a step, and ZeRO++: without codes,
+                            // with all, with those of weights and with those of gradients.
+                            let last = [sharding, 16, 19, 20, 23, 24, 28, 31, 32, 35, 36, 40];
+                            let sharding = last[sharding.saturating_sub(15)];
                             let when = |bit: usize| if sharding & bit == 0 { "micro-batch" } else { "step" };
                             let zero = sharding / 4;
                             let mut sets = vec![
@@ -110,18 +111,21 @@ fn every_plan() -> BTreeMap<String, Plan> {
                                 format!("parallel.virtual_stages={chunks}"),
                                 format!("parallel.sequence_parallel={sequence_parallel}"),
                                 match zero {
-                                    4 | 5 => "sharding.preset=three-level".to_owned(),
-                                    6 => "sharding.preset=zero++".to_owned(),
+                                    4 | 5 | 7 | 8 => "sharding.preset=three-level".to_owned(),
+                                    6 | 9 | 10 => "sharding.preset=zero++".to_owned(),
                                     zero => format!("sharding.zero={zero}"),
                                 },
                                 format!("sharding.gather={}", when(1)),
                                 format!("memory.recompute={recompute}"),
                             ];
                             sets.extend((zero >= 2).then(|| format!("sharding.reduce={}", when(2))));
-                            if zero == 4 {
-                                let plain = ["weights", "gradients"];
-                                sets.extend(plain.map(|what| format!("sharding.quantize_{what}=none")));
-                            }
+                            let plain: &[&str] = match zero {
+                                4 => &["weights", "gradients"],
+                                7 | 9 => &["gradients"],
+                                8 | 10 => &["weights"],
+                                _ => &[],
+                            };
+                            sets.extend(plain.iter().map(|what| format!("sharding.quantize_{what}=none")));
                             try_one(sets);
                         }
                     }
@@ -183,8 +187,9 @@ fn a_search_equals_trying_every_configuration() {
 }
 
 /// A restriction that allows everything and asks for codes.
-fn with_codes() -> [Only; 1] {
-    [Only::parse("sharding.quantize_weights=none,int8").expect("right")]
+fn with_codes() -> [Only; 2] {
+    ["sharding.quantize_weights=none,int8", "sharding.quantize_gradients=none,int4"]
+        .map(|text| Only::parse(text).expect("right"))
 }
 
 /// What a search finds with bounds, and what it finds when everything is timed.

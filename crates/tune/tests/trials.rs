@@ -110,14 +110,23 @@ fn nothing_of_a_trial_runs_on() {
     // As a killed tuning leaves it.
     let trial = folder.join("trials/0007");
     fs::create_dir_all(&trial).expect("a folder");
-    let mut orphan = std::process::Command::new("sh")
-        .args(["-c", "while :; do sleep 0.1; done"])
-        .arg(trial.canonicalize().expect("a folder"))
-        .spawn()
-        .expect("a shell");
+    let trial = trial.canonicalize().expect("a folder");
+    let shell = |argument: String| {
+        let script = ["-c", "while :; do sleep 0.1; done"];
+        std::process::Command::new("sh").args(script).arg(argument).spawn().expect("a shell")
+    };
+    let mut orphan = shell(format!("run.out={}", trial.join("run").display()));
+    // As an editor that somebody has opened, with the name of a file beside or of a trial.
+    let mut others =
+        ["../../trials.jsonl", "trial.toml"].map(|name| shell(trial.join(name).display().to_string()));
     processes.run(&request("finish 1.0", None)).expect("an outcome");
     let begun = Instant::now();
     assert!(!orphan.wait().expect("a child").success() && begun.elapsed() < Duration::from_secs(2));
+    for other in &mut others {
+        assert!(other.try_wait().expect("a child").is_none(), "it is no trial");
+        other.kill().expect("a child");
+        other.wait().expect("a child");
+    }
 }
 
 /// Candidates whose time is their number, and what a trial of each does.

@@ -108,7 +108,7 @@ const MAX_ROWS_OF_CLUSTERS: usize = 128;
 /// Factors of the search, from coarse to fine.
 const FACTORS: [f64; 4] = [1.4, 1.15, 1.05, 1.02];
 /// The largest error of a row that counts, as a logarithm, so that outliers do not decide.
-const LARGEST_ERROR: f64 = 0.7;
+const MAX_ERROR: f64 = 0.7;
 
 /// Fits every constant on the runs, except those of the source that is left out. `on_stage` gets the name of each stage.
 pub fn fit(runs: &[Run], leave_out: Option<&str>, on_stage: &mut dyn FnMut(&str)) -> Fit {
@@ -300,7 +300,7 @@ impl Fit {
         for (TracedRun { run, .. }, ratio) in rows.iter().zip(ratios) {
             let Some(ratio) = ratio else { continue };
             let sets = sources.entry(&run.source).or_default();
-            sets.entry(&run.set).or_default().push(ratio.ln().abs().min(LARGEST_ERROR));
+            sets.entry(&run.set).or_default().push(ratio.ln().abs().min(MAX_ERROR));
             let beyond = stage.within.map_or(0.0, |most| (ratio - 1.0).abs() - most);
             furthest = furthest.max(beyond);
         }

@@ -27,7 +27,7 @@ static AIMS: LazyLock<Vec<Aim>> = LazyLock::new(|| {
 });
 
 /// Fewer layouts of a job are not ranked.
-const FEWEST_RANKED: usize = 4;
+const MIN_RANKED: usize = 4;
 /// Ranks of sixteen nodes of eight.
 const SIXTEEN_NODES: usize = 128;
 
@@ -103,7 +103,7 @@ fn figures_of_order(healthy: &[&ValidatedRun], times: &[(f64, f64)]) -> Vec<Figu
         let chosen = groups.iter().filter(|runs| runs.len() > 1 && runs[0].ranks <= most);
         mean(chosen.map(|runs| pick(runs)))
     };
-    let ranked = groups.iter().filter(|runs| runs.len() >= FEWEST_RANKED);
+    let ranked = groups.iter().filter(|runs| runs.len() >= MIN_RANKED);
     vec![
         Figure::of("rank correlation", spearman(times)),
         Figure::of("rank correlation in groups", mean(ranked.map(|runs| spearman(&self::times(runs))))),

@@ -22,21 +22,26 @@ pub fn run(ranks: usize, arguments: &[OsString], supervision: &Supervision) -> R
     let failed = |error: io::Error| Failure::run(ErrorContext::new("cannot start the processes", error));
     let program = std::env::current_exe().map_err(failed)?;
     let meeting = arrange_locally().map_err(failed)?;
-    let mut processes = Processes(Vec::with_capacity(ranks));
+    let mut processes = Processes { all: Vec::with_capacity(ranks), killed: Vec::new() };
     for rank in 0..ranks {
         let mut command = Command::new(&program);
         command.args(arguments).envs(meeting.clone());
         command.env("KINTSUGI_RANK", rank.to_string()).env("KINTSUGI_RANKS", ranks.to_string());
         // In groups of their own: otherwise Ctrl-C would reach them twice.
-        processes.0.push(command.process_group(0).stdin(Stdio::null()).spawn().map_err(failed)?);
+        processes.all.push(command.process_group(0).stdin(Stdio::null()).spawn().map_err(failed)?);
     }
     let ended =
         processes.wait(supervision).map_err(|error| Failure::run(ErrorContext::new("cannot wait", error)))?;
-    outcome(&ended)
+    outcome(&ended, &processes.killed)
 }
 
-/// The processes, by rank. They are killed if this is dropped before they have ended.
-struct Processes(Vec<Child>);
+/// The processes of a job. They are killed if this is dropped before they have ended.
+struct Processes {
+    /// By rank.
+    all: Vec<Child>,
+    /// The ranks that were killed because another one had failed.
+    killed: Vec<usize>,
+}
 
 impl Processes {
     /// Waits for all. A signal to stop goes to all of them: first as SIGUSR1, then as one that ends them.
@@ -45,7 +50,7 @@ impl Processes {
         let mut signals = ["USR1", "TERM", "KILL"].into_iter();
         let mut first_failure: Option<Instant> = None;
         loop {
-            let ended = self.0.iter_mut().map(Child::try_wait).collect::<io::Result<Vec<_>>>()?;
+            let ended = self.all.iter_mut().map(Child::try_wait).collect::<io::Result<Vec<_>>>()?;
             if ended.iter().all(Option::is_some) {
                 return Ok(ended.into_iter().flatten().collect());
             }
@@ -58,7 +63,7 @@ impl Processes {
             if supervision.stop.take()
                 && let Some(signal) = signals.next()
             {
-                for (process, _) in self.0.iter().zip(&ended).filter(|(_, ended)| ended.is_none()) {
+                for (process, _) in self.all.iter().zip(&ended).filter(|(_, ended)| ended.is_none()) {
                     send(signal, process.id())?;
                 }
             }
@@ -67,9 +72,10 @@ impl Processes {
     }
 
     fn kill(&mut self) {
-        for process in &mut self.0 {
-            // One that has ended is not there to be killed.
-            process.kill().ok();
+        for (rank, process) in self.all.iter_mut().enumerate() {
+            if matches!(process.try_wait(), Ok(None)) && process.kill().is_ok() {
+                self.killed.push(rank);
+            }
         }
     }
 }
@@ -77,15 +83,15 @@ impl Processes {
 impl Drop for Processes {
     fn drop(&mut self) {
         self.kill();
-        for process in &mut self.0 {
+        for process in &mut self.all {
             process.wait().ok();
         }
     }
 }
 
-/// A rank has printed why it failed. One that a signal ended could not.
-fn outcome(ended: &[ExitStatus]) -> Result<(), Failure> {
-    for (rank, status) in ended.iter().enumerate() {
+/// A rank has printed why it failed. One that a signal ended could not, unless that signal came from here.
+fn outcome(ended: &[ExitStatus], killed: &[usize]) -> Result<(), Failure> {
+    for (rank, status) in ended.iter().enumerate().filter(|(rank, _)| !killed.contains(rank)) {
         if let Some(signal) = status.signal() {
             output::stderr(&format!("error: signal {signal} ended rank {rank}"));
         }
@@ -108,8 +114,8 @@ mod tests {
 
     #[test]
     fn a_job_succeeds_if_all_ranks_do() {
-        assert!(outcome(&statuses(&[0, 0])).is_ok());
-        let code = |raw: &[i32]| outcome(&statuses(raw)).expect_err("it failed").code();
+        assert!(outcome(&statuses(&[0, 0]), &[]).is_ok());
+        let code = |raw: &[i32]| outcome(&statuses(raw), &[]).expect_err("it failed").code();
         assert_eq!(code(&[0, 2 << 8]), 2, "a mistake in the configuration");
         assert_eq!(code(&[1 << 8, 0]), 1);
         assert_eq!(code(&[0, 9]), 1, "a rank was killed");
@@ -118,8 +124,10 @@ mod tests {
     #[test]
     fn processes_that_outlive_a_failure_are_killed() {
         let shell = |script: &str| Command::new("sh").args(["-c", script]).spawn().expect("a shell");
-        let mut processes = Processes(vec![shell("sleep 60"), shell("exit 0")]);
+        let mut processes = Processes { all: vec![shell("sleep 60"), shell("exit 0")], killed: Vec::new() };
+        processes.all[1].wait().expect("a child");
         processes.kill();
+        assert_eq!(processes.killed, [0], "the other has ended by itself");
         let ended = processes.wait(&Supervision::new(false).expect("signals")).expect("they are children");
         assert_eq!(ended[0].signal(), Some(9));
     }

@@ -243,7 +243,7 @@ pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Res
     facts.extend(rows.pick.as_ref().map(|pick| fact("pick", format!("1 {pick}"))));
     facts.extend(gains(&rows.gains));
     let numbered = rows.best.iter().enumerate().map(|(i, row)| cells(&(i + 1).to_string(), row));
-    let configured = rows.configured.iter().map(|row| cells("yours", row));
+    let configured = rows.configured.iter().map(|row| cells("given", row));
     let best = TableData {
         title: "The fastest strategies".to_owned(),
         question: "Which is best, and why are the others not first?".to_owned(),
@@ -324,7 +324,7 @@ struct Answer<'a> {
     counts: Counts,
     pick: Option<&'a str>,
     gains: &'a [Gain],
-    #[serde(rename = "yours")]
+    #[serde(rename = "given")]
     configured: Option<&'a Row>,
     best: &'a [Row],
 }
@@ -443,7 +443,7 @@ fn text(counts: &Counts, rows: &Rows) -> String {
         table.row(cells(&(i + 1).to_string(), row));
     }
     if let Some(row) = &rows.configured {
-        table.row(cells(if row.outcome.fits == Some(false) { "yours*" } else { "yours" }, row));
+        table.row(cells(if row.outcome.fits == Some(false) { "given*" } else { "given" }, row));
     }
     let dropped = table.fit_terminal(FIT);
     text.push_str(&table.to_string());

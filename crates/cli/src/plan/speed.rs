@@ -125,12 +125,12 @@ fn range(range: &TimeRange) -> String {
 
 /// How long runs took, compared with their predictions.
 pub fn spread(TimeRange { spread, calibrated, unknowns, .. }: &TimeRange) -> String {
-    let runs = if *calibrated { "runs on calibrated devices" } else { "runs that no constant was fitted on" };
+    let runs = if *calibrated { "runs on calibrated devices" } else { "held-out runs" };
     let [faster, slower] = [-unknowns.faster, unknowns.slower].map(f64::exp);
     let host = if (faster - 1.0).abs().max(slower - 1.0) < 0.005 {
         String::new()
     } else {
-        format!(", and host and links may change it by {faster:.2} to {slower:.2}")
+        format!(", and what is unknown of host and links adds a factor of {faster:.2} to {slower:.2}")
     };
     format!("{runs} took {:.2} to {:.2} times as long as predicted{host}", spread.low, spread.high)
 }

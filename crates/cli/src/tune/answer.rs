@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kintsugi_report::tuning::important_settings;
 use kintsugi_spec::units;
-use kintsugi_tune::trials::{Importance, Objective, Record, Tuning, in_words, models};
+use kintsugi_tune::trials::{Importance, Objective, Record, TRIALS, Tuning, in_words, models};
 use serde::Serialize;
 
 use super::candidates::Candidates;
@@ -79,7 +79,7 @@ impl<'a> Answer<'a> {
             0 => String::new(),
             some => format!(", {some} of which failed"),
         };
-        writeln!(text, "\ntrials   {}{failed}: {}", self.trials, out.join("trials.jsonl").display())
+        writeln!(text, "\ntrials   {}{failed}: {}", self.trials, out.join(TRIALS).display())
             .expect("a string");
         if let Some(gain) = self.gain {
             let gain = 100.0 * gain;

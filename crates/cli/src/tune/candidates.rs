@@ -1,16 +1,17 @@
 //! The candidates of a tuning: every strategy that fits, for every value of the other settings.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Display;
 use std::slice::from_ref;
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::{ConfigSource, Strategy};
 use kintsugi_simulate::cost::DeviceModel;
-use kintsugi_tune::trials::{StepFigures, TrialCandidate, Values};
+use kintsugi_tune::trials::{Journal, Record, StepFigures, TrialCandidate, Values};
 use kintsugi_tune::{
     By, Candidate, Limit, Only, OnlyError, Settings, search, strategies, strategies_that_fit, values,
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::ConfigArguments;
 use crate::describe;
@@ -61,7 +62,7 @@ fn short(key: &str) -> String {
 impl Candidates {
     /// All candidates of a configuration in a space. Strategies with codes are among them only if the configuration or the
     /// space has codes, because codes change the numbers of a training.
-    pub fn new(config: &ConfigArguments, space: &[String]) -> Result<Self, Failure> {
+    pub fn new(config: &ConfigArguments, space: &[String], executor: &str) -> Result<Self, Failure> {
         let mistake = |text: &dyn Display| Failure::mistake(format!("--space: {text}"));
         let (mut only, mut combinations) = (Vec::new(), vec![Vec::new()]);
         for text in space {
@@ -103,7 +104,7 @@ impl Candidates {
             candidate.predicted.step_s.map_or(f64::INFINITY, |seconds| seconds / candidate.tokens as f64)
         };
         found.first = picks.into_iter().min_by(|a, b| speed(a).total_cmp(&speed(b)));
-        found.task = config.task()?;
+        found.task = config.task(executor)?;
         let mut keys: Vec<&String> =
             found.all.iter().flat_map(|candidate| candidate.settings.keys()).collect();
         keys.sort();
@@ -160,6 +161,12 @@ impl Candidates {
         Ok(pick)
     }
 
+    /// Takes the trials that are none of these candidates out of a file of trials of the same task.
+    pub fn outside(&self, journal: &mut Journal) -> Vec<Record> {
+        let known: HashSet<&Values> = self.all.iter().map(|candidate| &candidate.settings).collect();
+        journal.take(|record| record.task == self.task && !known.contains(&record.settings))
+    }
+
     /// The index of the candidate with these settings.
     pub fn index_of(&self, settings: &Values) -> Option<usize> {
         self.all.iter().position(|candidate| candidate.settings == *settings)
@@ -177,7 +184,7 @@ impl Candidates {
         Ok(given.with_strategy_of(&self.plan(index), "kintsugi tune")?)
     }
 
-    /// The settings of a trial in short, as `tp 2, pp 1, dp 2, micro 4, ZeRO-3`: the mesh, and what is not the plainest choice.
+    /// The settings of a trial in short, as `tp 2, pp 1, dp 2, micro 4, ZeRO-3`: the mesh, and every setting that is not the default.
     pub fn describe(&self, settings: &Values) -> String {
         let value = |key: &str| settings.get(key).map_or("", String::as_str);
         let mut words: Vec<String> = ["parallel.tp", "parallel.pp", "parallel.dp", "batch.micro"]
@@ -275,14 +282,37 @@ fn strategies_of(base: &Plan, ranks: usize, only: &[Only]) -> Result<FoundStrate
 }
 
 impl ConfigArguments {
-    /// The model, the batch and the machine of the configuration, in a line that is the same for all of its strategies.
-    fn task(&self) -> Result<String, Failure> {
+    /// What is tuned, in a line that is the same for all strategies: the model, the batch, the machine, how trials run, and a hash of
+    /// all other settings that decide how long a step takes.
+    fn task(&self, executor: &str) -> Result<String, Failure> {
         let (base, ranks) = self.read()?.search_base()?;
         let (_, model) = describe::model(&base);
         let batch = &base.batch;
         Ok(format!(
-            "{model}; {} × {} tokens a step on {ranks} ranks of {}",
-            batch.global, batch.sequence, base.cluster.name
+            "{model}; {} × {} tokens a step in {} on {ranks} ranks of {}; {executor}; settings {:016x}",
+            batch.global,
+            batch.sequence,
+            describe::word(&base.precision.compute),
+            base.cluster.name,
+            xxh3_64(timed_settings(&base).to_string().as_bytes()),
         ))
     }
+}
+
+/// The settings that decide how long a step takes, without those of a strategy, which every trial names.
+fn timed_settings(base: &Plan) -> toml::Table {
+    let mut table = base.to_table();
+    let run = table.get("run").and_then(toml::Value::as_table).cloned().unwrap_or_default();
+    let cluster = table.get("cluster").and_then(toml::Value::as_table).cloned().unwrap_or_default();
+    // The rest of these tables says where files are, how long a run is, and what the planner believes.
+    let of = |table: &toml::Table, keys: &[&str]| {
+        let kept = table.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+        toml::Value::Table(kept.map(|(key, value)| (key.clone(), value.clone())).collect())
+    };
+    table.insert("run".to_owned(), of(&run, &["device", "transport", "deterministic", "graph"]));
+    table.insert("cluster".to_owned(), of(&cluster, &["nodes", "per_node", "emulated"]));
+    for other in ["data", "framework"] {
+        table.remove(other);
+    }
+    table
 }

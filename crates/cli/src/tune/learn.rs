@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kintsugi_tune::trials::{LEAST_LESSONS, Learned, Lesson, Record, learn};
+use kintsugi_tune::trials::{Learned, Lesson, MIN_LESSONS, Record, learn};
 use serde::Serialize;
 
 use super::candidates::Candidates;
@@ -32,13 +32,13 @@ pub fn write(
     let lessons: Vec<Lesson> = records.iter().filter_map(lesson).collect();
     let Some(learned) = learn(&lessons) else {
         return Err(Failure::run(format!(
-            "--learn needs {LEAST_LESSONS} trials that worked and a device whose speed is known (kintsugi calibrate); there are \
+            "--learn needs {MIN_LESSONS} trials that worked and a device whose speed is known (kintsugi calibrate); there are \
              {} such trials",
             lessons.len()
         )));
     };
     let text = learned
-        .profile(&lessons[0].plan.cluster, &source.display().to_string())
+        .profile(&lessons[0].plan, &source.display().to_string())
         .map_err(|error| Failure::run(ErrorContext::new("the profile cannot be written as TOML", error)))?;
     write_whole(path, text.as_bytes())?;
     let Learned { trials, seen, unseen, .. } = learned;

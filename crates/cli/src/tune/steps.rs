@@ -33,8 +33,8 @@ pub fn with_steps(
             "a trial of {least} ranks needs {nodes} nodes (cluster.per_node), and the allocation has fewer; ask for more nodes"
         )));
     }
-    let options =
-        ["--exact", "--nodes={nodes}", "--ntasks={ranks}", "--nodelist={nodelist}", "--distribution=block"];
+    // Without --exact: a step has all cores of its nodes, as the job of `launch --slurm` has.
+    let options = ["--nodes={nodes}", "--ntasks={ranks}", "--nodelist={nodelist}", "--distribution=block"];
     let mut launcher = options.map(str::to_owned).to_vec();
     launcher.push("--kill-on-bad-exit=0".to_owned());
     // srun reads the variable itself.

@@ -45,20 +45,20 @@ fn a_search_ranks_what_fits_and_writes_what_trains() {
     fs::write(folder.join("small.toml"), CONFIG).unwrap();
     let search = ["plan", "small.toml", "--search", "--json", "--top", "3", "--out", "best.toml"];
     let answer: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &search))).unwrap();
-    assert_eq!(keys(&answer), ["ranks", "counts", "pick", "gains", "yours", "best"]);
+    assert_eq!(keys(&answer), ["ranks", "counts", "pick", "gains", "given", "best"]);
     assert_eq!(answer["ranks"], 4);
     let best = answer["best"].as_array().unwrap();
     assert_eq!(best.len(), 3);
     let step = |row: &Value| row["step_s"].as_f64().unwrap();
     assert!(step(&best[0]) <= 1.02 * step(&best[1]) && step(&best[1]) <= step(&best[2]));
     let fastest = step(&best[0]).min(step(&best[1]));
-    assert!(fastest <= step(&answer["yours"]), "the configuration's own strategy is one of them");
+    assert!(fastest <= step(&answer["given"]), "the configuration's own strategy is one of them");
     let picked = !answer["pick"].is_null();
     assert!(picked || step(&best[0]) <= fastest);
     assert!(answer["gains"].as_array().unwrap().iter().all(|gain| gain["mechanism"].is_string()));
     assert_eq!(best[0]["reason"], if picked { "the pick" } else { "the best" });
     assert!(best[0]["range"]["step_s"][1].as_f64().unwrap() > step(&best[0]));
-    assert_eq!(answer["yours"]["tp"], 2);
+    assert_eq!(answer["given"]["tp"], 2);
 
     let again: Value =
         serde_json::from_str(&stdout(&kintsugi(&folder, &["plan", "best.toml", "--json"]))).unwrap();
@@ -109,13 +109,13 @@ fn people_get_a_table_with_reasons() {
     assert!(lines[1].starts_with("search   4 ranks (frontier), 8 samples a step: "), "{table}");
     assert!(lines[2].ends_with(" strategies per second"), "{table}");
     assert!(lines[3].starts_with("left out codes, "), "{table}");
-    assert!(lines[4].starts_with("range    runs that no constant was fitted on took "), "{table}");
+    assert!(lines[4].starts_with("range    held-out runs took "), "{table}");
     let header = lines[6].split_whitespace().take(4).collect::<Vec<_>>();
     assert_eq!(header, ["tp", "pp", "dp", "micro"]);
     assert!(lines[7].ends_with("the best") || lines[7].ends_with("the pick"), "{table}");
     let steps = lines[7].split("  ").filter(|cell| cell.ends_with(" µs") || cell.ends_with(" ms"));
     assert_eq!(steps.count(), 1, "a small model's step has a small unit: {table}");
-    assert!(lines.iter().any(|line| line.starts_with("  yours")), "{table}");
+    assert!(lines.iter().any(|line| line.starts_with("  given")), "{table}");
     assert!(lines.iter().any(|line| line.starts_with("gains    ") && line.contains(" gain")), "{table}");
 }
 

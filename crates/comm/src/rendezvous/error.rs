@@ -50,12 +50,14 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Some processes have not come.
-    #[error("rank {} did not connect to rank 0 in {limit:?}", list(ranks))]
+    #[error("rank {} did not connect to rank 0 in {limit:?}{}", list(ranks), because(reason.as_deref()))]
     Missing {
         /// Their ranks.
         ranks: Vec<usize>,
         /// How long rank 0 waited.
         limit: Duration,
+        /// Why rank 0 could not accept a connection, if that happened.
+        reason: Option<String>,
     },
     /// The processes do not fit together.
     #[error("{0}")]
@@ -70,4 +72,13 @@ pub(super) fn list(ranks: &[usize]) -> String {
         0 => names,
         more => format!("{names} and {more} more"),
     }
+}
+
+/// Why connections were not accepted, as the end of a sentence.
+fn because(reason: Option<&str>) -> String {
+    reason.map_or_else(String::new, |reason| {
+        format!(
+            "; rank 0 could not accept all connections: {reason}; raise the limit of open files (ulimit -n)"
+        )
+    })
 }

@@ -9,6 +9,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::RendezvousError;
 use super::error::list;
 use super::handshake::{Introduction, Keys, admit, introduce};
@@ -41,6 +43,8 @@ pub(super) fn receive_all(
         reason: error.to_string(),
     };
     listener.set_nonblocking(true).map_err(refused)?;
+    raise_descriptor_limit();
+    let mut not_accepted: Option<String> = None;
     let (finished, results) = channel();
     let (mut peers, mut pending): (Vec<Peer>, usize) = (Vec::new(), 0);
     let (mut patience, mut last_look) = (Patience::new(limit, NOTICE), Instant::now());
@@ -52,8 +56,15 @@ pub(super) fn receive_all(
                 let started = thread::Builder::new().name("handshake".into()).spawn(shake);
                 pending += usize::from(started.is_ok());
             }
-            // The connection closes. The system may also have no more file descriptors for now.
-            Ok(_) | Err(_) => thread::sleep(POLL),
+            // The connection closes.
+            Ok(_) => thread::sleep(POLL),
+            Err(error) => {
+                // The system may have no more file descriptors for now.
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    not_accepted = Some(error.to_string());
+                }
+                thread::sleep(POLL);
+            }
         }
         while let Ok((address, result)) = results.try_recv() {
             pending -= 1;
@@ -71,10 +82,19 @@ pub(super) fn receive_all(
         match patience.pass(now - std::mem::replace(&mut last_look, now), 0) {
             Decision::Wait => {}
             Decision::Notify => print_notice(&format!("waiting for rank {} to connect", list(&missing()))),
-            Decision::GiveUp => return Err(RendezvousError::Missing { ranks: missing(), limit }),
+            Decision::GiveUp => {
+                return Err(RendezvousError::Missing { ranks: missing(), limit, reason: not_accepted });
+            }
         }
     }
     Ok(peers)
+}
+
+/// Allows as many open files as the system lets this process have: rank 0 has a connection for every rank, and the usual limit is
+/// 1024.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).ok();
 }
 
 /// Tells people of a process that has another secret. Other connections that lead nowhere are of no interest.

@@ -28,9 +28,9 @@ pub(super) struct Description {
 const MAX_BYTES: u64 = 512 << 20;
 
 /// The most bytes of a token, since the library builds its tables by recursion over them.
-const LONGEST_TOKEN: usize = 1 << 10;
+const MAX_TOKEN: usize = 1 << 10;
 /// The most characters of a word of a `WordPiece` model. The usual limit is 100.
-const LONGEST_WORD: u64 = 1 << 16;
+const MAX_WORD: u64 = 1 << 16;
 /// The largest vocabulary that a model may have.
 const MAX_TOKENS: u64 = 1 << 24;
 
@@ -139,9 +139,9 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
     let Some(largest) = tokens.iter().map(|&(_, id)| id).max() else {
         return Err(DataError::foreign(path, "a vocabulary without words", "a tokenizer"));
     };
-    if let Some((token, id)) = tokens.iter().find(|(token, _)| token.len() > LONGEST_TOKEN) {
+    if let Some((token, id)) = tokens.iter().find(|(token, _)| token.len() > MAX_TOKEN) {
         let found = format!("token {id} of {} bytes", token.len());
-        return Err(DataError::foreign(path, found, format!("at most {LONGEST_TOKEN}")));
+        return Err(DataError::foreign(path, found, format!("at most {MAX_TOKEN}")));
     }
     let most = MAX_TOKENS.min(4 * tokens.len() as u64 + (1 << 16));
     if largest >= most {
@@ -154,9 +154,9 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
 /// Fails if a `WordPiece` model allows very long words, since the library allocates memory for the longest.
 fn check_word_length(path: &Path, value: &Value) -> Result<(), DataError> {
     match value["model"]["max_input_chars_per_word"].as_u64() {
-        Some(longest) if longest > LONGEST_WORD => {
+        Some(longest) if longest > MAX_WORD => {
             let found = format!("max_input_chars_per_word = {longest}");
-            Err(DataError::foreign(path, found, format!("at most {LONGEST_WORD}")))
+            Err(DataError::foreign(path, found, format!("at most {MAX_WORD}")))
         }
         _ => Ok(()),
     }

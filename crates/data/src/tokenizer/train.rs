@@ -26,7 +26,7 @@ pub struct TrainedTokenizer {
 }
 
 /// The smallest vocabulary: all bytes, and the end of a document.
-const LEAST_VOCAB: usize = 257;
+const MIN_VOCAB: usize = 257;
 const MAX_VOCAB: usize = 1 << 24;
 
 /// The most bytes to train on. More text changes few merges, and its words would have to fit into memory.
@@ -44,8 +44,8 @@ pub fn train_tokenizer(
     vocab: usize,
     out: &Path,
 ) -> Result<TrainedTokenizer, DataError> {
-    if !(LEAST_VOCAB..=MAX_VOCAB).contains(&vocab) {
-        let rule = format!("must be from {LEAST_VOCAB} (every byte, and {END}) to {MAX_VOCAB}");
+    if !(MIN_VOCAB..=MAX_VOCAB).contains(&vocab) {
+        let rule = format!("must be from {MIN_VOCAB} (every byte, and {END}) to {MAX_VOCAB}");
         return Err(DataError::Value(format!("--train-tokenizer {vocab} {rule}")));
     }
     let letters = letters();

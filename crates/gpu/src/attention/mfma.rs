@@ -14,7 +14,7 @@ use kintsugi_tensor::{DType, View};
 // Must match the kernels.
 const THREADS: u32 = 256;
 const BLOCK: usize = 128;
-const LARGEST_HEAD: usize = 128;
+const MAX_HEAD: usize = 128;
 
 /// Whether these kernels can compute the forward.
 pub fn does_forward(kernels: &Kernels, op: &Attention) -> bool {
@@ -28,7 +28,7 @@ pub fn does_backward(kernels: &Kernels, op: &AttentionBackward) -> bool {
 
 fn fits(kernels: &Kernels, shape: AttentionShape, views: &[View]) -> bool {
     matches!(views[0].dtype(), DType::BF16 | DType::F16)
-        && shape.head_dim <= LARGEST_HEAD
+        && shape.head_dim <= MAX_HEAD
         && aligned(shape.head_dim, views)
         && kernels.stream().properties().mfma
 }

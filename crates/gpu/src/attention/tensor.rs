@@ -13,10 +13,10 @@ use kintsugi_tensor::{DType, View};
 const BLOCK: usize = 128;
 const QUERY_THREADS: u32 = 128;
 const ROWS_PER_BLOCK: usize = 8;
-const LARGEST_HEAD: usize = 128;
+const MAX_HEAD: usize = 128;
 
 /// The oldest compute capability with the required instructions.
-const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+const MIN_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Whether these kernels can compute the forward.
 pub fn does_forward(kernels: &Kernels, op: &Attention) -> bool {
@@ -32,9 +32,9 @@ pub fn does_backward(kernels: &Kernels, op: &AttentionBackward) -> bool {
 
 fn fits(kernels: &Kernels, shape: AttentionShape, views: &[View], shared: u32) -> bool {
     matches!(views[0].dtype(), DType::BF16 | DType::F16)
-        && shape.head_dim <= LARGEST_HEAD
+        && shape.head_dim <= MAX_HEAD
         && aligned(shape.head_dim, views)
-        && kernels.stream().properties().capability >= Some(OLDEST_CAPABILITY)
+        && kernels.stream().properties().capability >= Some(MIN_CAPABILITY)
         && kernels.stream().properties().shared_bytes >= shared as usize
 }
 

@@ -18,7 +18,7 @@ const GROUP: u32 = 128;
 const GROUPS: u32 = 3;
 const BLOCK: usize = 128;
 const QUERIES: usize = 64;
-const LARGEST_HEAD: usize = 128;
+const MAX_HEAD: usize = 128;
 
 /// Bands of heads whose sums of queries' gradients fit into scratch. A band's sums are rounded to the output by the
 /// band that comes half a ring later.
@@ -29,7 +29,7 @@ pub fn can(kernels: &Kernels, shape: AttentionShape, tensors: &[View]) -> bool {
     kernels.stream().properties().capability == Some((9, 0))
         && tensors[0].dtype() == DType::BF16
         && shape.head_dim.is_multiple_of(8)
-        && shape.head_dim <= LARGEST_HEAD
+        && shape.head_dim <= MAX_HEAD
         && shape.sequence.is_multiple_of(BLOCK)
         && aligned_flat(tensors)
 }

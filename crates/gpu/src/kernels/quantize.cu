@@ -13,7 +13,7 @@
 typedef unsigned int word;
 typedef unsigned char byte;
 
-constexpr float LEAST = 7.888609052210118e-31f; // 2^-100: blocks of smaller numbers are zeros
+constexpr float MIN_BLOCK_MAXIMUM = 7.888609052210118e-31f; // 2^-100: blocks of smaller numbers are zeros
 
 constexpr int TILE_THREADS = 256;
 
@@ -282,7 +282,7 @@ template <int BITS, int N> __device__ inline Codes<BITS, N> encode(const float (
 template <int BITS, int VALUES, int N>
 __device__ inline void encode_tile(const Numbers<VALUES, N> &numbers, const Tile<VALUES> &tile, byte *out, size elements,
                                    size code_bytes, size bytes) {
-    constexpr float LARGEST = (1 << (BITS - 1)) - 1;
+    constexpr float MAX_CODE = (1 << (BITS - 1)) - 1;
     constexpr int PIECES = VALUES / N, TILE_BYTES = Tile<VALUES>::SIZE * BITS / 8;
     byte *slice = out + slice_index() * bytes;
     float most = 0.0f;
@@ -290,10 +290,10 @@ __device__ inline void encode_tile(const Numbers<VALUES, N> &numbers, const Tile
     for (int p = 0; p < PIECES; ++p)
         for (int j = 0; j < N; ++j) most = larger_magnitude(most, numbers.pieces[p][j]);
     most = group_largest(most, tile.group);
-    const bool finite = most < INFINITE, some = finite && most >= LEAST;
-    const float inverse = some ? __fdiv_rn(LARGEST, most) : 0.0f;
+    const bool finite = most < INFINITE, some = finite && most >= MIN_BLOCK_MAXIMUM;
+    const float inverse = some ? __fdiv_rn(MAX_CODE, most) : 0.0f;
     if (tile.member == 0 && tile.start < tile.left) {
-        const float scale = some ? __fdiv_rn(most, LARGEST) : finite ? 0.0f : __uint_as_float(0x7fc00000u);
+        const float scale = some ? __fdiv_rn(most, MAX_CODE) : finite ? 0.0f : __uint_as_float(0x7fc00000u);
         *reinterpret_cast<float *>(slice + code_bytes + 4 * (tile.first + tile.start >> tile.shift)) = scale;
     }
     const size place = tile.first * BITS / 8;

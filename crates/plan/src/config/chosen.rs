@@ -171,6 +171,19 @@ mod tests {
     }
 
     #[test]
+    fn keys_that_a_search_would_lose_are_refused() {
+        for key in ["collectives=hierarchical", "secondary_use=backward", "quantize_refresh=int8"] {
+            let error = ConfigSource::text(FILE).set(format!("sharding.{key}")).search_base().unwrap_err();
+            let name = key.split('=').next().unwrap();
+            assert!(error.to_string().contains(&format!("sharding.{name}")), "{error}");
+            assert!(error.to_string().contains("a search decides [sharding]"), "{error}");
+        }
+        let (base, _) =
+            ConfigSource::text(FILE).set("sharding.preset=zero++".to_owned()).search_base().unwrap();
+        assert!(base.sharding.quantized.weights.is_some() && base.sharding.quantized.gradients.is_some());
+    }
+
+    #[test]
     fn a_known_stage_is_one_key() {
         let source = ConfigSource::text(FILE);
         let (base, _) = source.search_base().unwrap();

@@ -5,7 +5,7 @@ use kintsugi_spec::FrameworkSpec;
 use super::error::{ConfigError, between, seconds, within};
 
 /// Upper bound of factors and of bytes per number. Times and sizes computed from larger values would overflow.
-const LARGEST_FACTOR: f64 = 1e3;
+const MAX_FACTOR: f64 = 1e3;
 
 /// The framework. Fails if an overhead is out of range.
 pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError> {
@@ -32,7 +32,7 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("kept_tp", spec.kept_tp.unwrap_or(spec.kept)),
     ];
     for (key, value) in factors {
-        between(&path(key), value, 1.0 / LARGEST_FACTOR..=LARGEST_FACTOR)?;
+        between(&path(key), value, 1.0 / MAX_FACTOR..=MAX_FACTOR)?;
     }
     let additions = [
         ("dropout", spec.dropout),
@@ -52,7 +52,7 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("kernels.copies", spec.kernels.copies),
     ];
     for (key, value) in additions {
-        between(&path(key), value, 0.0..=LARGEST_FACTOR)?;
+        between(&path(key), value, 0.0..=MAX_FACTOR)?;
     }
     Ok(spec.clone())
 }

@@ -176,12 +176,12 @@ table! {
         gather: When, default When::MicroBatch;
         /// `"micro-batch"` needs sharded gradients
         reduce: When, else "`\"micro-batch\"` if gradients are sharded, else `\"step\"`";
-        /// `"none"`, `"int8"`: how gathered weights [travel](quantisation.md). Gathers from a secondary shard are in
-        /// the compute type
+        /// `"none"`, `"int8"`: the type in which weights are gathered ([quantisation](quantisation.md)). Gathers from
+        /// a secondary shard are in the compute type
         quantize_weights: Quantize, else "`\"int8\"` with the presets `\"zero++\"` and `\"three-level\"`, else `\"none\"`";
-        /// `"none"`, `"int8"`: how updated weights travel after the optimizer's step
+        /// `"none"`, `"int8"`: the type in which updated weights are gathered after the optimizer's step
         quantize_refresh: Quantize, else "`quantize_weights` if that key is given, else `\"none\"`";
-        /// `"none"`, `"int8"`, `"int4"`: how gradients travel to the owners of their states
+        /// `"none"`, `"int8"`, `"int4"`: the type in which gradients are reduced
         quantize_gradients: Quantize, else "`\"int4\"` with the presets `\"zero++\"` and `\"three-level\"`, else `\"none\"`";
         /// a power of two from 32 to 4096: quantised numbers that share a scale. Shards are whole blocks
         quantize_block: usize, default 256, in 32..=4096;

@@ -78,8 +78,8 @@ pub(super) fn default_note(raw: &RawParallel, cluster: &ClusterSpec, asked: Opti
         raw.tp.is_some() || raw.cp.is_some() || raw.pp.is_some() || raw.dp.is_some() || asked.is_some();
     (!given).then(|| {
         format!(
-            "this is one rank, because neither a layout nor cluster.nodes is given; cluster.nodes = 1 has one for each of the \
-             {per_node} devices of a node, and parallel.tp, pp and dp divide the model"
+            "this plan has one rank, because neither a layout nor cluster.nodes is given: set cluster.nodes = 1 to use all \
+             {per_node} devices of a node, or parallel.tp, pp and dp"
         )
     })
 }

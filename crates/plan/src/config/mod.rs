@@ -40,10 +40,13 @@ use keys::{RawParallel, RawSharding};
 use layers::Layers;
 use words::Replicas;
 
-/// The base of a search: the plan on a single rank, and the number of ranks of the strategies.
+/// The base of a search: the plan on a single rank, and the number of ranks of the strategies. Its sharding has the codes that the
+/// configuration asks for, and nothing else of `[sharding]`, which a strategy decides.
 fn search_base(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
     let (cluster, asked) = (cluster::resolve(&layers)?, layers.given.cluster.nodes);
+    check_searched(&layers.given.sharding)?;
     let raw = &mut layers.merged;
+    let codes = quantized::requested(&raw.sharding)?;
     let ranks = match (asked, cluster.topology.per_node) {
         (Some(nodes), Some(per_node)) => nodes * per_node,
         _ => mesh::resolve(&raw.parallel, &cluster, None)?.ranks(),
@@ -65,7 +68,21 @@ fn search_base(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
         ..raw.parallel.clone()
     };
     raw.sharding = RawSharding::default();
-    Ok((plan(&layers)?, ranks))
+    let mut base = plan(&layers)?;
+    base.sharding.quantized = codes;
+    Ok((base, ranks))
+}
+
+/// A search decides `[sharding]`. Keys that no strategy has would be lost, so they are refused.
+fn check_searched(given: &RawSharding) -> Result<(), ConfigError> {
+    let given = toml::Table::try_from(given).expect("a table of numbers and words");
+    for key in ["collectives", "secondary_use", "quantize_refresh"] {
+        if let Some(value) = given.get(key).and_then(toml::Value::as_str) {
+            let rule = "is not searched over, and a search decides [sharding]: remove the key";
+            return Err(invalid(&format!("sharding.{key}"), value, rule));
+        }
+    }
+    Ok(())
 }
 
 fn plan(layers: &Layers) -> Result<Plan, ConfigError> {

@@ -29,6 +29,17 @@ impl Wanted {
     }
 }
 
+/// The codes that a configuration asks for, whatever is sharded.
+pub(super) fn requested(raw: &RawSharding) -> Result<Quantized, ConfigError> {
+    let (wanted, block) = (Wanted::of(raw), raw.quantize_block()?);
+    let codes = |integer: Option<Integer>| integer.map(|integer| Codes { integer, block });
+    Ok(Quantized {
+        weights: codes(wanted.weights),
+        refresh: codes(wanted.refresh),
+        gradients: codes(wanted.gradients),
+    })
+}
+
 /// The transfers that carry codes if weights, gradients and states are sharded as in `sharding`. Transfers that this sharding
 /// does not have carry none. `levels_given`: whether the configuration shards weights, and whether it shards states.
 pub(super) fn resolve(

@@ -56,7 +56,7 @@ fn nothing_of_the_demo_is_left_once_a_model_or_a_cluster_is_named() {
     let notes = source.notes(&frontier).unwrap().join("\n");
     assert!(
         notes.starts_with("no model is named, so this is the demo's; ")
-            && notes.contains("this is one rank, ")
+            && notes.contains("this plan has one rank, ")
     );
     assert_eq!(source.has_demo_model(), Ok(true));
     assert_eq!(ConfigSource::demo().set("model.preset=llama3-8b").has_demo_model(), Ok(false));

@@ -240,21 +240,21 @@ impl WholeGradient {
     pub fn numbers(&self) -> &Buffer {
         match self {
             WholeGradient::Written(buffer) => buffer,
-            other => panic!("a whole gradient is used that is {other:?}"),
+            other => panic!("cannot use a whole gradient in state {other:?}"),
         }
     }
 
     fn take(&mut self) -> Buffer {
         match std::mem::take(self) {
             WholeGradient::Written(buffer) => buffer,
-            other => panic!("a whole gradient is reduced that is {other:?}"),
+            other => panic!("cannot reduce a whole gradient in state {other:?}"),
         }
     }
 
     fn wait(&mut self, group: &dyn Communicator) {
         *self = match std::mem::take(self) {
             WholeGradient::Reducing(pending) => WholeGradient::Written(group.wait(pending)),
-            other => panic!("a phase of a whole gradient is awaited that is {other:?}"),
+            other => panic!("cannot wait for a whole gradient in state {other:?}"),
         };
     }
 }
@@ -273,7 +273,7 @@ impl PartialSum {
     fn wait(&mut self, group: &dyn Communicator) -> Buffer {
         match std::mem::take(self) {
             PartialSum::Reducing(pending) => group.wait(pending),
-            other => panic!("a phase of a gradient is awaited that is {other:?}"),
+            other => panic!("cannot wait for a gradient in state {other:?}"),
         }
     }
 }
@@ -283,7 +283,7 @@ impl GradientShard {
     pub fn numbers(&self) -> &Buffer {
         match self {
             GradientShard::Stale(buffer) | GradientShard::Sum(buffer) => buffer,
-            other => panic!("a shard of a gradient is read that is {other:?}"),
+            other => panic!("cannot read a gradient shard in state {other:?}"),
         }
     }
 
@@ -298,14 +298,14 @@ impl GradientShard {
     fn take(&mut self) -> Buffer {
         match std::mem::take(self) {
             GradientShard::Stale(buffer) | GradientShard::Sum(buffer) => buffer,
-            other => panic!("a shard of a gradient is reduced that is {other:?}"),
+            other => panic!("cannot reduce a gradient shard in state {other:?}"),
         }
     }
 
     fn wait(&mut self, group: &dyn Communicator) {
         *self = match std::mem::take(self) {
             GradientShard::Reducing(pending) => GradientShard::Sum(group.wait(pending)),
-            other => panic!("a phase of a shard is awaited that is {other:?}"),
+            other => panic!("cannot wait for a gradient shard in state {other:?}"),
         };
     }
 

@@ -196,7 +196,7 @@ impl WeightRange {
     pub fn ready(&self) -> &Buffer {
         match self {
             WeightRange::Ready(buffer) => buffer,
-            other => panic!("weights are read that are {other:?}"),
+            other => panic!("cannot read weights in state {other:?}"),
         }
     }
 
@@ -205,7 +205,7 @@ impl WeightRange {
         match std::mem::take(self) {
             WeightRange::Absent => None,
             WeightRange::PartlyGathered(buffer) => Some(buffer),
-            other => panic!("weights are gathered that are {other:?}"),
+            other => panic!("cannot gather weights in state {other:?}"),
         }
     }
 
@@ -213,7 +213,7 @@ impl WeightRange {
     fn take_updated(&mut self) -> Buffer {
         match std::mem::take(self) {
             WeightRange::Ready(buffer) | WeightRange::PartlyGathered(buffer) => buffer,
-            other => panic!("weights are refreshed that are {other:?}"),
+            other => panic!("cannot refresh weights in state {other:?}"),
         }
     }
 
@@ -222,7 +222,7 @@ impl WeightRange {
         *self = match std::mem::take(self) {
             WeightRange::Gathering(pending) if completes => WeightRange::Ready(group.wait(pending)),
             WeightRange::Gathering(pending) => WeightRange::PartlyGathered(group.wait(pending)),
-            other => panic!("a phase of weights is awaited that are {other:?}"),
+            other => panic!("cannot wait for weights in state {other:?}"),
         };
     }
 }
@@ -241,7 +241,7 @@ impl WeightCodes {
     fn wait(&mut self, group: &dyn Communicator) -> Buffer {
         match std::mem::take(self) {
             WeightCodes::Gathering(pending) => group.wait(pending),
-            other => panic!("a phase of codes is awaited that are {other:?}"),
+            other => panic!("cannot wait for codes in state {other:?}"),
         }
     }
 }
@@ -273,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "weights are read that are Gathering")]
+    #[should_panic(expected = "cannot read weights in state Gathering")]
     fn weights_are_not_read_while_they_are_gathered() {
         gathering().ready();
     }
 
     #[test]
-    #[should_panic(expected = "weights are read that are PartlyGathered")]
+    #[should_panic(expected = "cannot read weights in state PartlyGathered")]
     fn weights_are_not_read_between_two_phases() {
         let mut weights = gathering();
         weights.wait(&Solo, false);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "weights are gathered that are Ready")]
+    #[should_panic(expected = "cannot gather weights in state Ready")]
     fn weights_are_released_before_they_are_gathered_again() {
         let mut weights = gathering();
         weights.wait(&Solo, true);

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use kintsugi_run::FolderPath;
-use kintsugi_tune::trials::parse_trials;
+use kintsugi_tune::trials::{TRIALS, parse_trials};
 
 use crate::Section;
-use crate::tuning::{TRIALS, sections};
+use crate::tuning::sections;
 
 /// Largest size of a file of trials.
 const MAX_BYTES: u64 = 64 << 20;

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 /// With fewer elements per piece, another thread does not pay off. Tests use a small value, to test all splits.
-const SMALLEST_PIECE: usize = if cfg!(test) { 1 << 6 } else { 1 << 15 };
+const MIN_PIECE: usize = if cfg!(test) { 1 << 6 } else { 1 << 15 };
 
 /// A sum over all elements has at most this many partial sums, for any number of threads.
 pub const CHUNKS: usize = 64;
@@ -82,7 +82,7 @@ impl Threads {
     ///
     /// `body` gets the range of its items and its piece of `parts`.
     pub fn each<P: Split>(self, items: usize, cost: usize, parts: P, body: impl Fn(Range<usize>, P) + Sync) {
-        let worthwhile = (items * cost).div_ceil(SMALLEST_PIECE);
+        let worthwhile = (items * cost).div_ceil(MIN_PIECE);
         let pieces = self.0.min(items).min(worthwhile).max(1);
         halve(0..items, pieces, parts, &body);
     }

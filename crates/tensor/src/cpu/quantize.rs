@@ -15,7 +15,7 @@ use self::codes::{Number, STEP, pack};
 use self::sums::Parts;
 use super::access::{Access, Scatter};
 use super::parallel::{Rows, Threads};
-use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize};
+use crate::ops::{Bits, BlockFormat, Dequantize, MIN_BLOCK_MAXIMUM, Quantize, Requantize};
 
 /// See [`Quantize`].
 pub fn quantize<T: Number>(threads: Threads, op: &Quantize) {
@@ -154,7 +154,7 @@ fn scale_and_inverse<const BITS: usize>(most: f32) -> (f32, f32) {
     let largest = ((1_u32 << (BITS - 1)) - 1) as f32;
     if !most.is_finite() {
         (f32::NAN, 0.0)
-    } else if most < LEAST {
+    } else if most < MIN_BLOCK_MAXIMUM {
         (0.0, 0.0)
     } else {
         (most / largest, largest / most)

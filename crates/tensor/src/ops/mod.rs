@@ -13,7 +13,7 @@ pub use cached::CachedAttention;
 pub use check::Check;
 pub use learning_rate::{LearningRate, RateCurve};
 pub(crate) use quantize::ROUND;
-pub use quantize::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize, round_to_codes};
+pub use quantize::{Bits, BlockFormat, Dequantize, MIN_BLOCK_MAXIMUM, Quantize, Requantize, round_to_codes};
 pub use sliced::{SlicedAttention, SlicedAttentionBackward, Slices, visible_pairs};
 pub use step::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control};
 

@@ -84,7 +84,7 @@ impl BlockFormat {
 }
 
 /// If all numbers of a block are smaller in magnitude, all its codes and its scale are zero.
-pub const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
+pub const MIN_BLOCK_MAXIMUM: f32 = f32::from_bits(27 << 23); // 2^-100
 
 /// Adding it to a number below 2²² rounds the number to the nearest integer, ties to even. The integer is then in the low bits.
 pub(crate) const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
@@ -101,7 +101,7 @@ pub fn round_to_codes(numbers: &mut [f32], format: BlockFormat) {
         let most = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         let (scale, inverse) = match most {
             _ if !block.iter().all(|x| x.is_finite()) => (f32::NAN, 0.0),
-            most if most < LEAST => (0.0, 0.0),
+            most if most < MIN_BLOCK_MAXIMUM => (0.0, 0.0),
             most => (most / largest, largest / most),
         };
         for x in block {

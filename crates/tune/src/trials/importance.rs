@@ -23,7 +23,7 @@ pub struct Importance {
 }
 
 /// Trials below which nothing is said.
-const LEAST_TRIALS: usize = 5;
+const MIN_TRIALS: usize = 5;
 /// Selections of trials for the intervals.
 const SELECTIONS: usize = 24;
 /// Orders of the settings for each pair of trials.
@@ -36,7 +36,7 @@ const PRIOR: Prior =
 
 /// The importance of every setting that differs between trials with a value, the largest first. Empty for fewer than five.
 pub fn importance(trials: &[(Values, f64)]) -> Vec<Importance> {
-    if trials.len() < LEAST_TRIALS {
+    if trials.len() < MIN_TRIALS {
         return Vec::new();
     }
     let proposal = |(values, _): &(Values, f64)| Proposal { values: values.clone(), ..Proposal::default() };
@@ -125,7 +125,7 @@ fn costs(space: &Space, effects: &Contributions, setting: usize) -> Vec<(String,
 
 /// The importance in a paragraph: the settings that matter, what their values cost, and those of which no effect is seen.
 pub fn in_words(found: &[Importance]) -> String {
-    let (told, quiet): (Vec<_>, Vec<_>) = found.iter().partition(|one| one.effect >= LEAST_EFFECT);
+    let (told, quiet): (Vec<_>, Vec<_>) = found.iter().partition(|one| one.effect >= MIN_EFFECT);
     let name = |one: &Importance| one.key.rsplit('.').next().unwrap_or(&one.key).replace('_', " ");
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let mut sentences: Vec<String> = told
@@ -155,13 +155,13 @@ pub fn in_words(found: &[Importance]) -> String {
         .collect();
     if !quiet.is_empty() {
         let names: Vec<String> = quiet.iter().map(|one| name(one)).collect();
-        sentences.push(format!("Of {} no effect above {} is seen.", names.join(", "), percent(LEAST_EFFECT)));
+        sentences.push(format!("Of {} no effect above {} is seen.", names.join(", "), percent(MIN_EFFECT)));
     }
     sentences.join(" ")
 }
 
 /// Effects below this are not told.
-const LEAST_EFFECT: f64 = 0.01;
+const MIN_EFFECT: f64 = 0.01;
 /// Settings that are told at most.
 const TOLD: usize = 5;
 

@@ -5,14 +5,12 @@
 //! factor at a time, and a factor that the trials say little about stays near 1. How much closer predictions become is measured
 //! on trials that the fit did not see.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use kintsugi_plan::Plan;
 use kintsugi_simulate::TracedStep;
-use kintsugi_spec::{ClusterSpec, DeviceSpec, Level};
+use kintsugi_spec::{ClusterSpec, Level};
 use rayon::prelude::*;
-use serde::Serialize;
 
 /// A trial to learn from: its plan, and the seconds of a step that were measured.
 pub struct Lesson {
@@ -51,21 +49,21 @@ pub struct Learned {
 }
 
 /// Trials that a fit needs.
-pub const LEAST_LESSONS: usize = 6;
+pub const MIN_LESSONS: usize = 6;
 /// Parts of the trials, each of which is predicted by a fit to the others.
 const PARTS: usize = 5;
 /// Factors of the search, from coarse to fine.
 const STEPS: [f64; 4] = [1.5, 1.15, 1.05, 1.02];
 /// The largest factor.
-const LARGEST: f64 = 20.0;
+const MAX_FACTOR: f64 = 20.0;
 /// What the square of the logarithm of a factor costs, beside the mean error.
 const RELUCTANCE: f64 = 0.004;
 /// The largest error of a trial that counts, as a logarithm.
-const LARGEST_ERROR: f64 = 1.0;
+const MAX_ERROR: f64 = 1.0;
 
 /// Learns from trials. `None` if there are too few, or if the speed of the device is unknown.
 pub fn learn(lessons: &[Lesson]) -> Option<Learned> {
-    if lessons.len() < LEAST_LESSONS {
+    if lessons.len() < MIN_LESSONS {
         return None;
     }
     let traced: Vec<Traced> = lessons.par_iter().map(Traced::new).collect();
@@ -127,7 +125,7 @@ impl<'a> Traced<'a> {
 fn error(traced: &[Traced], which: &[usize], constants: &[MachineConstant], factors: &[f64]) -> Option<f64> {
     let ratios: Option<Vec<f64>> =
         which.par_iter().map(|&i| traced[i].log_ratio(constants, factors)).collect();
-    let errors = ratios?.into_iter().map(|ratio| ratio.abs().min(LARGEST_ERROR));
+    let errors = ratios?.into_iter().map(|ratio| ratio.abs().min(MAX_ERROR));
     Some(errors.sum::<f64>() / which.len().max(1) as f64)
 }
 
@@ -145,7 +143,7 @@ fn fit(traced: &[Traced], which: &[usize], constants: &[MachineConstant]) -> Vec
             for i in 0..factors.len() {
                 for change in [step, 1.0 / step] {
                     let mut other = factors.clone();
-                    other[i] = (factors[i] * change).clamp(1.0 / LARGEST, LARGEST);
+                    other[i] = (factors[i] * change).clamp(1.0 / MAX_FACTOR, MAX_FACTOR);
                     let found = cost(&other);
                     if found < best - 1e-6 {
                         (best, factors, better) = (found, other, true);
@@ -193,6 +191,7 @@ impl MachineConstant {
                 for link in cluster.links.iter_mut().filter(|link| link.level == level) {
                     scale(&mut link.latency, latency);
                     scale(&mut link.start, start);
+                    link.inner_latency = link.inner_latency.map(|seconds| seconds * factor);
                 }
             }
         }
@@ -210,46 +209,19 @@ impl MachineConstant {
     }
 }
 
-/// The keys of a profile.
-#[derive(Serialize)]
-struct Profile<'a> {
-    cluster: Cluster<'a>,
-}
-
-#[derive(Serialize)]
-struct Cluster<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cores: Option<usize>,
-    device: &'a DeviceSpec,
-    links: BTreeMap<&'static str, Link>,
-}
-
-#[derive(Serialize)]
-struct Link {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bandwidth: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    efficiency: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    latency: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    start: Option<f64>,
-}
-
 impl Learned {
-    /// The cluster of a plan with what was learned, as the TOML text of a profile. `source` says where the trials are from.
-    pub fn profile(&self, cluster: &ClusterSpec, source: &str) -> Result<String, toml::ser::Error> {
-        let mut cluster = cluster.clone();
+    /// The cluster of a plan with what was learned, as the TOML text of a profile: every key of it, but not its preset and the number
+    /// of nodes. `source` says where the trials are from.
+    pub fn profile(&self, plan: &Plan, source: &str) -> Result<String, toml::ser::Error> {
+        let mut plan = plan.clone();
         for &(constant, factor) in &self.factors {
-            constant.apply(&mut cluster, factor);
+            constant.apply(&mut plan.cluster, factor);
         }
-        let links = cluster.links.iter().map(|link| {
-            let (bandwidth, efficiency) = (link.bandwidth, link.efficiency);
-            (link.level.name(), Link { bandwidth, efficiency, latency: link.latency, start: link.start })
-        });
-        let profile = Profile {
-            cluster: Cluster { cores: cluster.cores, device: &cluster.device, links: links.collect() },
-        };
+        let mut profile = plan.to_table();
+        profile.retain(|table, _| table == "cluster");
+        if let Some(toml::Value::Table(cluster)) = profile.get_mut("cluster") {
+            cluster.retain(|key, _| !["preset", "nodes", "emulated"].contains(&key));
+        }
         let percent = |error: f64| format!("{:.1} %", 100.0 * error);
         let mut text = format!(
             "# Learned by kintsugi tune --learn from {} trials: {source}.\n# Mean error of trials that the fit did not see: {} \
@@ -310,7 +282,7 @@ mod tests {
         };
         assert!((factor(MachineConstant::Products) / 0.7 - 1.0).abs() < 0.1, "{learned:?}");
         // The profile predicts as the machine does.
-        let text = learned.profile(&lessons[0].plan.cluster, "a test").expect("TOML");
+        let text = learned.profile(&lessons[0].plan, "a test").expect("TOML");
         let source = ConfigSource::text("")
             .sets([
                 "model.preset=gpt-1.4b",

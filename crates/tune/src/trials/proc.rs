@@ -1,20 +1,22 @@
 //! Processes of this machine, by `/proc`.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Processes other than this one whose command line contains a text.
-pub fn naming(text: &str) -> Vec<u32> {
+/// Processes other than this one with an argument that `is_meant` accepts.
+pub fn with_argument(is_meant: impl Fn(&Path) -> bool) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let own = std::process::id();
     let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    ids.filter(|&id| id != own && command_line(id).contains(text)).collect()
-}
-
-fn command_line(id: u32) -> String {
-    let bytes = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).into_owned()
+    let has = |&id: &u32| {
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        line.split(|&byte| byte == 0).any(|argument| is_meant(Path::new(OsStr::from_bytes(argument))))
+    };
+    ids.filter(|&id| id != own).filter(has).collect()
 }
 
 /// The resident bytes of a process; 0 if it has ended.
@@ -47,21 +49,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_found_by_its_command_line_and_killed() {
+    fn a_process_is_found_by_a_whole_argument_and_killed() {
         let mark = format!("kintsugi-mark-{}", std::process::id());
         let mut child =
             Command::new("sh").args(["-c", "while :; do sleep 0.1; done", &mark]).spawn().expect("a shell");
         // A process has its command line a moment after it has been started.
         let begun = Instant::now();
-        while naming(&mark) != [child.id()] {
-            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", naming(&mark));
+        let found = |mark: &str| with_argument(|argument| argument == Path::new(mark));
+        while found(&mark) != [child.id()] {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", found(&mark));
         }
+        assert!(found(&mark[1..]).is_empty(), "a part of an argument is not enough");
         assert!(resident(child.id()) > 0 && resident(std::process::id()) > 1 << 20);
         kill(child.id());
         assert!(!child.wait().expect("a child").success());
         // A copy of the shell that is about to become its `sleep` ends soon.
-        while !naming(&mark).is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", naming(&mark));
+        while !found(&mark).is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", found(&mark));
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Trials as processes of their own: `kintsugi train` on a short run, with a deadline and a limit on memory.
 //!
 //! Memory is limited by the resident size that `/proc` reports, because a limit on the address space breaks CUDA. The
-//! processes of a trial are found by the folder that their command line names, so that ranks that a launcher started, and what
+//! processes of a trial are found by the folder of its run, which is an argument of their command lines, so that ranks that a launcher started, and what
 //! a killed tuning left behind, are found too.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -20,7 +22,7 @@ use super::executor::{Executor, ExecutorError, TrialReport, TrialRequest};
 use super::measure::{Measurement, StepTimes};
 use super::nodes::{NodeLease, NodePool};
 use super::proc;
-use super::record::{Ending, LONGEST_MESSAGE};
+use super::record::{Ending, MAX_MESSAGE};
 
 /// Runs each trial in a process, or in one process for each rank.
 #[derive(Debug)]
@@ -56,6 +58,8 @@ const POLL: Duration = Duration::from_millis(20);
 const SCAN: Duration = Duration::from_millis(250);
 /// Steps after the warm-up before a trial may be stopped for being slow.
 const STEPS_BEFORE_STOP: usize = 2;
+/// The configuration of a trial, in its folder.
+const CONFIG: &str = "trial.toml";
 /// The exit code of an error in the configuration: the plan does not fit, for one.
 const REFUSED: i32 = 2;
 
@@ -80,7 +84,10 @@ impl Processes {
     /// Ends what earlier trials in this folder left running.
     pub fn end_leftovers(&self) {
         let Ok(folder) = self.folder.canonicalize() else { return };
-        let left = || proc::naming(&folder.display().to_string());
+        // Only trials have an argument `run.out=FOLDER/NUMBER/run`.
+        let left = || {
+            proc::with_argument(|argument| trial_of(argument).is_some_and(|of| of.parent() == Some(&*folder)))
+        };
         if self.nodes.is_some() {
             left().into_iter().for_each(proc::terminate);
             let begun = Instant::now();
@@ -100,6 +107,29 @@ impl Processes {
             if is_stopped() { ExecutorError::Stopped } else { too_few }
         })
     }
+}
+
+/// The folder of a trial whose process has this argument.
+fn trial_of(argument: &Path) -> Option<&Path> {
+    let run = argument.as_os_str().as_bytes().strip_prefix(b"run.out=")?;
+    let run = Path::new(OsStr::from_bytes(run));
+    (run.file_name() == Some(OsStr::new("run"))).then(|| run.parent()).flatten()
+}
+
+/// Makes an empty folder for a trial. Files that no trial has left there are not removed.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::read_dir(folder) {
+        Ok(mut entries) => {
+            if !folder.join(CONFIG).exists() && entries.next().is_some() {
+                let text = "there are files that no trial has left: remove the folder, or choose another one with --out";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+            }
+            fs::remove_dir_all(folder)?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    fs::create_dir_all(folder)
 }
 
 /// How a trial's process ended.
@@ -129,12 +159,9 @@ impl RunningTrial {
         lease: Option<&NodeLease>,
     ) -> Result<Self, ExecutorError> {
         let failed = |error| ExecutorError::write(folder, error);
-        match fs::remove_dir_all(folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => fs::create_dir_all(folder).map_err(failed)?,
-        }
+        make_folder(folder).map_err(failed)?;
         let folder = folder.canonicalize().map_err(failed)?;
-        let config = folder.join("trial.toml");
+        let config = folder.join(CONFIG);
         fs::write(&config, &request.config).map_err(|error| ExecutorError::write(&config, error))?;
         let log = File::create(folder.join("log.txt")).map_err(failed)?;
         let errors = log.try_clone().map_err(failed)?;
@@ -210,7 +237,7 @@ impl RunningTrial {
     }
 
     fn processes(&self) -> Vec<u32> {
-        proc::naming(&self.folder.display().to_string())
+        proc::with_argument(|argument| trial_of(argument) == Some(&*self.folder))
     }
 
     fn kill(&mut self) {
@@ -274,9 +301,9 @@ impl RunningTrial {
         let read = || -> io::Result<String> {
             let mut file = File::open(self.folder.join("log.txt"))?;
             let length = file.metadata()?.len();
-            file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_MESSAGE as u64)))?;
+            file.seek(SeekFrom::Start(length.saturating_sub(MAX_MESSAGE as u64)))?;
             let mut bytes = Vec::new();
-            file.take(LONGEST_MESSAGE as u64).read_to_end(&mut bytes)?;
+            file.take(MAX_MESSAGE as u64).read_to_end(&mut bytes)?;
             Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
         };
         let text = read().unwrap_or_default();
@@ -332,5 +359,32 @@ mod tests {
         assert_eq!(ending_of(exited(1), "error: a rank panicked"), Ending::Crashed);
         assert_eq!(ending_of(killed, ""), Ending::Killed);
         assert!(is_full_disk("cannot write: No space left on device (os error 28)"));
+    }
+
+    #[test]
+    fn a_trial_is_known_by_the_folder_of_its_run_and_by_nothing_else() {
+        let of =
+            |argument: &'static str| trial_of(Path::new(argument)).map(|folder| folder.display().to_string());
+        assert_eq!(of("run.out=/a/trials/0001/run").as_deref(), Some("/a/trials/0001"));
+        for other in
+            ["/a/trials/0001/run", "/a/trials.jsonl", "run.out=/a/trials/0001", "--plot=/a/trials/0001/run"]
+        {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn files_that_no_trial_left_stay() {
+        let folder = std::env::temp_dir().join(format!("kintsugi-{}-foreign", std::process::id()));
+        make_folder(&folder).expect("a new folder");
+        make_folder(&folder).expect("an empty folder");
+        let [file, config] = ["notes.txt", CONFIG].map(|name| folder.join(name));
+        fs::write(&file, "mine").expect("written");
+        let error = make_folder(&folder).expect_err("it has foreign files");
+        assert!(error.to_string().contains("no trial has left") && file.exists(), "{error}");
+        fs::write(&config, "").expect("written");
+        make_folder(&folder).expect("the folder of a trial");
+        assert!(!file.exists());
+        fs::remove_dir_all(&folder).expect("removed");
     }
 }

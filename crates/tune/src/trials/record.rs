@@ -97,10 +97,15 @@ pub struct Record {
     pub ended: f64,
 }
 
+/// The beginning of every line.
+const LINE_START: &[u8] = b"{\"schema\":";
 /// Bytes that are reserved on the disk for the line of a trial before the trial begins.
 const RESERVED: usize = 8 << 10;
 /// Characters of a failure's message that are kept.
-pub const LONGEST_MESSAGE: usize = 600;
+pub const MAX_MESSAGE: usize = 600;
+
+/// The name of the file of trials in the folder of a tuning.
+pub const TRIALS: &str = "trials.jsonl";
 
 /// The file, open. Only one tuning has it at a time.
 #[derive(Debug)]
@@ -110,13 +115,37 @@ pub struct Journal {
     /// Bytes of the lines.
     length: u64,
     records: Vec<Record>,
+    /// The largest number of a trial.
+    last_trial: usize,
     /// Lines that could not be read.
     damaged: usize,
 }
 
+/// What follows the last whole line of a file of trials.
+#[derive(Debug, PartialEq)]
+enum Rest {
+    /// Room that was reserved, or a part of a line that a killed tuning has left: it may be cut.
+    Torn,
+    /// A whole trial whose newline was lost, as editors do.
+    Whole(Box<Record>),
+    /// Something else: the file is not one of trials.
+    Foreign,
+}
+
+impl Rest {
+    fn of(rest: &[u8]) -> Rest {
+        let text = rest.trim_ascii();
+        match serde_json::from_slice::<Record>(text) {
+            Ok(record) if record.schema == SCHEMA => Rest::Whole(Box::new(record)),
+            _ if LINE_START.starts_with(text) || text.starts_with(LINE_START) => Rest::Torn,
+            _ => Rest::Foreign,
+        }
+    }
+}
+
 impl Journal {
     /// Opens the file, or creates it, and reads the trials of an earlier tuning. What a killed tuning has left of a line is
-    /// removed.
+    /// removed. A file with something else at its end is refused and stays as it is.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         match file.try_lock() {
@@ -127,10 +156,36 @@ impl Journal {
         }
         sync_folder(parent(path))?;
         let text = std::fs::read(path)?;
-        let (records, damaged) = parse_trials(&text);
-        let length = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last as u64 + 1);
-        file.set_len(length)?;
-        Ok(Journal { path: path.to_owned(), file, length, records, damaged })
+        let (mut records, damaged) = parse_trials(&text);
+        let mut length = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+        match Rest::of(&text[length..]) {
+            Rest::Torn => {}
+            Rest::Whole(record) => {
+                length += text[length..].trim_ascii_end().len();
+                file.write_all_at(b"\n", length as u64)?;
+                length += 1;
+                records.push(*record);
+            }
+            Rest::Foreign => {
+                return Err(io::Error::new(
+                    ErrorKind::InvalidData,
+                    "its end is no trial: it is not a file of trials, or was damaged; choose another folder with --out",
+                ));
+            }
+        }
+        file.set_len(length as u64)?;
+        let last_trial = records.iter().map(|record| record.trial).max().unwrap_or(0);
+        Ok(Journal { path: path.to_owned(), file, length: length as u64, records, last_trial, damaged })
+    }
+
+    /// Takes trials out of [`records`](Journal::records), as those of an earlier tuning of another space. They stay in the file.
+    pub fn take(&mut self, is_other: impl FnMut(&mut Record) -> bool) -> Vec<Record> {
+        self.records.extract_if(.., is_other).collect()
+    }
+
+    /// The largest number of a trial in the file.
+    pub fn last_trial(&self) -> usize {
+        self.last_trial
     }
 
     /// The path of the file.
@@ -165,6 +220,7 @@ impl Journal {
             self.file.write_all_at(&vec![b' '; pending * RESERVED], self.length)?;
         }
         self.file.sync_data()?;
+        self.last_trial = self.last_trial.max(record.trial);
         self.records.push(record);
         Ok(())
     }
@@ -220,7 +276,7 @@ mod tests {
     fn path(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("kintsugi-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder for tests");
-        folder.join("trials.jsonl")
+        folder.join(TRIALS)
     }
 
     #[test]
@@ -244,6 +300,16 @@ mod tests {
             drop(journal);
             assert_eq!(std::fs::read(&path).expect("the file"), whole);
         }
+        // An editor may leave out the last newline. No trial is lost by that.
+        std::fs::write(&path, &whole[..whole.len() - 1]).expect("written");
+        assert_eq!(Journal::open(&path).expect("the file").records().len(), 2);
+        assert_eq!(std::fs::read(&path).expect("the file"), whole);
+        // Another file is not touched.
+        let notes = b"line one\nnotes of somebody else";
+        std::fs::write(&path, notes).expect("written");
+        let error = Journal::open(&path).expect_err("not a file of trials");
+        assert!(error.to_string().contains("not a file of trials"), "{error}");
+        assert_eq!(std::fs::read(&path).expect("the file"), notes);
         std::fs::write(&path, [b"not a trial\n", &whole[..]].concat()).expect("written");
         assert_eq!(Journal::open(&path).expect("the file").damaged(), 1);
         std::fs::remove_dir_all(path.parent().expect("a folder")).expect("removed");

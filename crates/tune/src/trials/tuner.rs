@@ -178,7 +178,7 @@ pub fn tune(
     let (sender, receiver) = mpsc::channel::<(TrialRequest, Result<TrialReport, ExecutorError>)>();
     thread::scope(|scope| {
         let mut pending: Vec<usize> = Vec::new();
-        let mut next = journal.records().iter().map(|record| record.trial).max().unwrap_or(0) + 1;
+        let mut next = journal.last_trial() + 1;
         let mut failure: Option<TuneError> = None;
         loop {
             let wanted = tuning.trials.saturating_sub(journal.records().len());

@@ -138,6 +138,13 @@ fn gelu(fields: &Fields, field: &str, default: &str) -> Result<Activation, Check
 }
 
 /// One of these names.
+/// The share of a head's dims that are rotated, for transformers, which rounds the number of dims down.
+fn rotated_share(model: &ModelSpec) -> f64 {
+    let (dims, width) = (model.rotary_dims(), model.head_dim as f64);
+    let exact = dims as f64 / width;
+    if (width * exact) as usize == dims { exact } else { (dims as f64 + 0.5) / width }
+}
+
 fn gelu_name(model: &ModelSpec) -> &'static str {
     if model.activation == Activation::ExactGelu { "gelu" } else { "gelu_new" }
 }
@@ -156,5 +163,24 @@ pub(super) fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => unreachable!("it is written as an object"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+
+    #[test]
+    fn transformers_rotates_as_many_dims_as_we_do() {
+        let model = ConfigSource::text("").set("model.preset=phi-4").plan().expect("a preset").model;
+        for (head_dim, rotary_fraction) in
+            [(32, 0.6), (96, 1.0), (80, 0.4), (64, 0.3), (128, 0.75), (40, 0.45)]
+        {
+            let model = ModelSpec { head_dim, rotary_fraction, ..model.clone() };
+            let theirs = (head_dim as f64 * rotated_share(&model)) as usize;
+            assert_eq!(theirs, model.rotary_dims(), "{head_dim} {rotary_fraction}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::rotary::RotaryFields;
 use super::{
     FFN, FamilyFormat, HEADS, HIDDEN, LAYERS, UnsupportedModel, VOCAB, check_plain_heads, gelu, gelu_name,
-    head_dim, object,
+    head_dim, object, rotated_share,
 };
 use crate::CheckpointError;
 use crate::huggingface::fields::Fields;
@@ -71,10 +71,7 @@ fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
     if dims == 0 {
         return Err(UnsupportedModel::NoRotation(model.rotary_fraction));
     }
-    // The transformers library rounds the number of rotary dims down.
-    let exact = dims as f64 / model.head_dim as f64;
-    let cut = (model.head_dim as f64 * exact) as usize;
-    let fraction = if cut == dims { exact } else { (dims as f64 + 0.5) / model.head_dim as f64 };
+    let fraction = rotated_share(model);
     Ok(object(json!({
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,

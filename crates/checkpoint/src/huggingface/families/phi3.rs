@@ -5,7 +5,7 @@ use kintsugi_spec::{Family, ModelSpec};
 use serde_json::{Map, Value, json};
 
 use super::llama_like::{self, Reading};
-use super::{FamilyFormat, UnsupportedModel, check_head_dim, object, sliding_window};
+use super::{FamilyFormat, UnsupportedModel, check_head_dim, object, rotated_share, sliding_window};
 use crate::CheckpointError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::names::{TensorLocation, TensorPart};
@@ -38,9 +38,9 @@ fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
         return Err(UnsupportedModel::NoRotation(model.rotary_fraction));
     }
     let mut description = llama_like::describe(model)?;
-    description["rope_parameters"]["partial_rotary_factor"] = json!(model.rotary_fraction);
+    description["rope_parameters"]["partial_rotary_factor"] = json!(rotated_share(model));
     description.extend(object(json!({
-        "partial_rotary_factor": model.rotary_fraction,
+        "partial_rotary_factor": rotated_share(model),
         "original_max_position_embeddings": model.positions,
         "sliding_window": model.sliding_window,
         "resid_pdrop": 0.0,

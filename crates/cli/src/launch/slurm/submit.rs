@@ -52,15 +52,21 @@ const PASSED_PREFIXES: [&str; 19] = [
     "OMP_",
 ];
 
-/// Submits the script `chain` times. Gives the numbers of the jobs.
+/// Submits the script `chain` times. Returns the numbers of the jobs. If one is refused, the error names those that are in the
+/// queue.
 pub fn submit(script: &str, chain: u32, site: &Site) -> Result<Vec<String>, Failure> {
-    (0..chain).map(|_| submit_one(script, site)).collect()
+    let mut jobs = Vec::new();
+    for _ in 0..chain {
+        jobs.push(submit_one(script, &jobs, site)?);
+    }
+    Ok(jobs)
 }
 
-fn submit_one(script: &str, site: &Site) -> Result<String, Failure> {
+/// Submits one more job.
+fn submit_one(script: &str, before: &[String], site: &Site) -> Result<String, Failure> {
     let failed = |error| Failure::run(ErrorContext::new("cannot run sbatch", error));
     // The log gets the permissions of whoever submits the job. No other thread makes files meanwhile.
-    let before = umask(Mode::from_raw_mode(0o077));
+    let mask = umask(Mode::from_raw_mode(0o077));
     let started = Command::new("sbatch")
         .arg("--parsable")
         .env_clear()
@@ -69,7 +75,7 @@ fn submit_one(script: &str, site: &Site) -> Result<String, Failure> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
-    umask(before);
+    umask(mask);
     let mut sbatch = started.map_err(|error| match error.kind() {
         ErrorKind::NotFound => Failure::mistake(
             "there is no sbatch in PATH: run this on a login node of a Slurm cluster; --print shows the script without it",
@@ -84,7 +90,11 @@ fn submit_one(script: &str, site: &Site) -> Result<String, Failure> {
     if !answer.status.success() {
         let message = String::from_utf8_lossy(&answer.stderr);
         let message = message.trim().replace('\n', "; ");
-        return Err(Failure::run(format!("sbatch has refused the job: {message}")));
+        let queued = match before {
+            [] => String::new(),
+            jobs => format!("; jobs {} are in the queue: scancel removes them", jobs.join(", ")),
+        };
+        return Err(Failure::run(format!("sbatch has refused the job: {message}{queued}")));
     }
     // The number, and the name of the cluster where there are several.
     let text = String::from_utf8_lossy(&answer.stdout);

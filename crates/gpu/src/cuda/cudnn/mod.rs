@@ -27,7 +27,7 @@ use descriptor::Handle;
 use plan::Plan;
 
 /// 9.10.2. The two versions before it have known errors, and versions before 9.6 need sums that are cleared beforehand.
-const OLDEST_VERSION: usize = 91_002;
+const MIN_VERSION: usize = 91_002;
 
 /// cuDNN and its compiled plans; `None` for a shape that it refused.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ struct Key {
 impl Cudnn {
     /// cuDNN on a stream. `None` if it is missing or too old.
     pub(crate) fn find(stream: &Stream) -> Result<Option<Self>, GpuError> {
-        let usable = libraries::CUDNN.require().is_ok() && descriptor::version() >= OLDEST_VERSION;
+        let usable = libraries::CUDNN.require().is_ok() && descriptor::version() >= MIN_VERSION;
         let handle = usable.then(|| Handle::new(stream.handle().cast())).transpose()?;
         Ok(handle.map(|handle| Cudnn { plans: RefCell::default(), handle }))
     }

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::block::{Rectangle, SCRATCH_BYTES};
 
 /// With fewer multiply-adds, another thread costs more time than it saves (about ten microseconds).
-const LEAST_WORK: usize = 1 << 19;
+const MIN_WORK: usize = 1 << 19;
 /// Multiply-adds that take as long as packing one element.
 const PACKING: usize = 8;
 
@@ -19,7 +19,7 @@ pub struct Grid {
 impl Grid {
     /// The grid for up to `threads` threads whose largest rectangle takes the least time.
     pub fn new<const R: usize, const C: usize>(m: usize, n: usize, k: usize, threads: usize) -> Self {
-        let parts = (m * n * k / LEAST_WORK).clamp(1, threads.max(1));
+        let parts = (m * n * k / MIN_WORK).clamp(1, threads.max(1));
         let candidates = (1..=parts).map(|rows| Grid {
             rows: Cut { len: m, unit: R, parts: rows },
             columns: Cut { len: n, unit: C, parts: parts / rows },

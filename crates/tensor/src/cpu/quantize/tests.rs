@@ -64,7 +64,7 @@ impl Case {
             for block in numbers.chunks(block) {
                 let most = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
                 let finite = block.iter().all(|x| x.is_finite());
-                let scale = if most < LEAST { 0.0 } else { most / largest };
+                let scale = if most < MIN_BLOCK_MAXIMUM { 0.0 } else { most / largest };
                 scales.extend(if finite { scale } else { f32::NAN }.to_ne_bytes());
                 let factor = if scale == 0.0 { 0.0 } else { largest / most };
                 // A product of two fp32 numbers is exact in f64.
@@ -165,7 +165,7 @@ proptest! {
     #[test]
     fn numbers_are_codes_times_scales(case in cases(), tiny in any::<bool>()) {
         let backend = TestBackend::new(1);
-        let factor = if tiny { f64::from(LEAST) / 8.0 } else { 1.0 };
+        let factor = if tiny { f64::from(MIN_BLOCK_MAXIMUM) / 8.0 } else { 1.0 };
         let numbers = case.numbers.iter().map(|x| x * factor).collect();
         let case = Case { numbers, ..case };
         let (elements, BlockFormat { bits, block }) = (case.elements(), case.format);
