@@ -374,12 +374,15 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
 
 /// The layouts of the given model's family that have every kind of transfer and op between them: few and small enough for ranks
 /// that share a GPU, where every transfer takes milliseconds.
-const FOR_NCCL: [&str; 12] = [
+const FOR_NCCL: [&str; 15] = [
     "dp 2",
     "dp 4, ZeRO-1",
     "dp 4, ZeRO++ without codes",
     "tp 4",
     "tp 2, sequence parallel",
+    "cp 2",
+    "cp 4, ring",
+    "cp 4, all-to-all",
     "pp 2, GPipe",
     "pp 3, 1F1B, uneven",
     "pp 2, interleaved",
