@@ -52,6 +52,7 @@ fn multiply_until(done: &AtomicBool) {
             rows,
             inputs,
             outputs,
+            float8: None,
         });
     }
 }

@@ -80,7 +80,18 @@ pub fn epilogue(bench: &mut Bench, shape: Rows) -> Option<f64> {
     let linear = |fused: bool| {
         let gelu = fused.then(|| gelu.view());
         let (x, weight, out) = (x.view(), weight.view(), out.view());
-        backend.linear(Linear { x, weight, bias: None, gelu, residual: None, out, rows, inputs, outputs });
+        backend.linear(Linear {
+            x,
+            weight,
+            bias: None,
+            gelu,
+            residual: None,
+            out,
+            rows,
+            inputs,
+            outputs,
+            float8: None,
+        });
     };
     let seconds = bench.sustained(&|| linear(true)) - bench.sustained(&|| linear(false));
     let operations = (kintsugi_tensor::paper::GELU * rows * outputs) as f64;

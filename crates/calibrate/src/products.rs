@@ -75,6 +75,7 @@ pub fn with<'a, T>(
                 rows,
                 inputs,
                 outputs,
+                float8: None,
             });
         }),
         LinearProduct::Input => measure(bench, &|| {
@@ -88,6 +89,7 @@ pub fn with<'a, T>(
                 rows,
                 inputs,
                 outputs,
+                float8: None,
             });
         }),
         LinearProduct::Weight => measure(bench, &|| {
@@ -101,6 +103,7 @@ pub fn with<'a, T>(
                 rows,
                 inputs,
                 outputs,
+                float8: None,
             });
         }),
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kintsugi_comm::{Connection, MpiProcess, NcclProcess, nccl};
-use kintsugi_plan::Plan;
+use kintsugi_plan::{Plan, Products};
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::{Level, units};
 use serde::Serialize;
@@ -82,6 +82,9 @@ fn layout(plan: &Plan) -> [Fact; 2] {
     }
     parts.push(format!("recompute {}", word(&plan.memory.recompute)));
     parts.push(word(&plan.precision.compute));
+    if plan.precision.products == Products::Fp8 {
+        parts.push("products in fp8".to_owned());
+    }
     let batch = plan.batch;
     let ranks = counted(mesh.ranks(), "rank", "ranks");
     let layout = format!("{ranks} ({}): {}", plan.cluster.name, parts.join(", "));

@@ -10,14 +10,15 @@ use half::{bf16, f16};
 use super::replay::token_bytes;
 use super::side_stream::GpuSideStream;
 use super::{
-    GpuBackend, GpuError, activation, cached_attention, column_sum, elementwise, embedding, loss, norm,
-    optimizer, quantize, rotary,
+    GpuBackend, GpuError, activation, cached_attention, column_sum, elementwise, embedding, float8, loss,
+    norm, optimizer, quantize, rotary,
 };
 use kintsugi_tensor::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns,
+    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
+    Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
+    SwigluBackward, UpdateControl,
 };
 use kintsugi_tensor::{
     AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,
@@ -264,6 +265,7 @@ impl Backend for GpuBackend {
         quantize: Quantize => quantize::quantize,
         dequantize: Dequantize => quantize::dequantize,
         requantize: Requantize => quantize::requantize,
+        cast_to_float8: CastToFloat8 => float8::cast,
         sums_of_squares: SumsOfSquares => optimizer::sums_of_squares,
         update_control: UpdateControl => optimizer::update_control,
         adamw: AdamW => optimizer::adamw,

@@ -72,6 +72,7 @@ sources! {
     LOSS = "loss",
     OPTIMIZER = "optimizer",
     QUANTIZE = "quantize",
+    FLOAT8 = "float8",
     EPILOGUE = "epilogue",
     ATTENTION = "attention",
     SLICED_ATTENTION = "sliced_attention",

@@ -16,6 +16,7 @@ mod driver;
 mod elementwise;
 mod embedding;
 mod error;
+mod float8;
 mod gpu;
 mod hip;
 mod host_waits;

@@ -4,11 +4,13 @@ use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_plan::{AttentionKind, BackwardPart};
 use kintsugi_tensor::ops::{
     Attention, AttentionBackward, AttentionSaved, CachedAttention, Gradient, Linear, LinearBackwardInput,
-    LinearBackwardWeight, Rotary, Slices,
+    Rotary, Slices,
 };
 use kintsugi_tensor::{Buffer, View};
 
 use crate::context_attention::{self, SavedSlices};
+use crate::float8::{Float8Matrix, Float8View, Orientation, WeightFactor, WeightGradient};
+use crate::layer::NormedRows;
 use crate::query_key_norm::{self, QueryKeyActivations};
 use crate::residual::BranchOutput;
 use crate::rows::{Chunks, GradientRows, elements};
@@ -50,11 +52,12 @@ pub(crate) struct AttentionWeightInputs {
 pub(crate) fn forward(
     ctx: &Context,
     x: &mut Chunks,
+    x_float8: Option<&Float8Matrix>,
     w: &Weights,
     branch: Option<BranchOutput>,
 ) -> (Option<Chunks>, AttentionActivations) {
     let shape = ctx.shape;
-    let qkv = projections(ctx, x, w);
+    let qkv = projections(ctx, x, x_float8, w);
     let query_key = query_key_norm::forward(ctx, w, qkv.view());
     rotate(ctx, w, qkv.view(), None, false);
     let out = ctx.activation(shape.rows * shape.attention_width());
@@ -89,7 +92,7 @@ pub(crate) fn decode(
     branch: BranchOutput,
 ) -> Chunks {
     let shape = ctx.shape;
-    let qkv = projections(ctx, x, w);
+    let qkv = projections(ctx, x, None, w);
     drop(query_key_norm::forward(ctx, w, qkv.view()));
     rotate(ctx, w, qkv.view(), Some(positions), false);
     let out = ctx.activation(shape.rows * shape.attention_width());
@@ -105,13 +108,15 @@ pub(crate) fn decode(
     end(ctx, branch, out.view(), w)
 }
 
-fn projections(ctx: &Context, x: &mut Chunks, w: &Weights) -> Buffer {
+fn projections(ctx: &Context, x: &mut Chunks, x_float8: Option<&Float8Matrix>, w: &Weights) -> Buffer {
     let (shape, width) = (ctx.shape, ctx.shape.attention.qkv_width());
     let qkv = ctx.activation(shape.rows * width);
+    let weight = w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight);
+    let weight_float8 = ctx.float8(weight, [width, shape.hidden], Orientation::Rows);
     x.each(ctx, |x, rows| {
-        ctx.backend.linear(Linear {
+        let op = Linear {
             x,
-            weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
+            weight,
             bias: w.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias),
             gelu: None,
             residual: None,
@@ -119,13 +124,16 @@ fn projections(ctx: &Context, x: &mut Chunks, w: &Weights) -> Buffer {
             rows: rows.len(),
             inputs: shape.hidden,
             outputs: width,
-        });
+            float8: None,
+        };
+        ctx.linear(op, x_float8.map(|x| x.rows(&rows)), weight_float8.as_ref());
     });
     qkv
 }
 
 fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Chunks {
-    branch.project(ctx, out, w.get(ParameterKind::AttentionOutWeight), ctx.shape.attention_width())
+    let weight = w.get(ParameterKind::AttentionOutWeight);
+    branch.project(ctx, out, None, weight, ctx.shape.attention_width())
 }
 
 /// Computes this rank's part of the gradient of `x` from the gradient of the output. The parts are to be summed over tp.
@@ -134,7 +142,7 @@ fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Chunks {
 pub(crate) fn backward(
     ctx: &Context,
     dy: &mut GradientRows,
-    x: &mut Chunks,
+    x: &mut NormedRows,
     saved: AttentionActivations,
     w: &Weights,
     g: &Gradients,
@@ -142,21 +150,36 @@ pub(crate) fn backward(
 ) -> (Chunks, Option<AttentionWeightInputs>) {
     let (shape, width) = (ctx.shape, ctx.shape.attention_width());
     let dout = ctx.activation(shape.rows * width);
+    let orientation = if part == BackwardPart::Both { Orientation::Both } else { Orientation::Rows };
+    // Rows that are still being gathered are converted chunk by chunk.
+    let dy_float8 = if shape.overlap && shape.sequence_parallel {
+        None
+    } else {
+        ctx.float8_gradient(dy.whole(ctx), [shape.rows, shape.hidden], orientation)
+    };
+    let weight = w.get(ParameterKind::AttentionOutWeight);
+    let weight_float8 = ctx.float8(weight, [shape.hidden, width], Orientation::Transposed);
     dy.each(ctx, |dy, rows| {
-        ctx.backend.linear_backward_input(LinearBackwardInput {
+        let op = LinearBackwardInput {
             dy,
-            weight: w.get(ParameterKind::AttentionOutWeight),
+            weight,
             gelu: None,
             dx: dout.slice(elements(&rows, width)),
             dbias: None,
             rows: rows.len(),
             inputs: width,
             outputs: shape.hidden,
-        });
+            float8: None,
+        };
+        let dy = dy_float8.as_ref().map(|dy| dy.rows(&rows));
+        ctx.linear_backward_input(op, dy, weight_float8.as_ref());
     });
+    drop(weight_float8);
     if part == BackwardPart::Both {
-        output_weight_gradient(ctx, saved.out.view(), dy.whole(ctx), g);
+        let dy_float8 = dy_float8.as_ref().map(Float8Matrix::transposed);
+        output_weight_gradient(ctx, saved.out.view(), dy.whole(ctx), g, dy_float8);
     }
+    drop(dy_float8);
     let dqkv = ctx.activation(shape.rows * shape.attention.qkv_width());
     // The attention backward also sums the gradient of the bias, unless queries and keys were rotated or normalised after it,
     // or keys have gradients on other ranks.
@@ -187,20 +210,28 @@ pub(crate) fn backward(
         query_key_norm::backward(ctx, w, g, saved, dqkv.view());
     }
     let width = shape.attention.qkv_width();
+    let weight = w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight);
+    let weight_float8 = ctx.float8(weight, [width, shape.hidden], Orientation::Transposed);
+    let dqkv_float8 = ctx.float8_gradient(dqkv.view(), [shape.rows, width], orientation);
     let dx = ctx.partial_product(|dx, rows| {
-        ctx.backend.linear_backward_input(LinearBackwardInput {
+        let op = LinearBackwardInput {
             dy: dqkv.slice(elements(&rows, width)),
-            weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
+            weight,
             gelu: None,
             dx,
             dbias: None,
             rows: rows.len(),
             inputs: shape.hidden,
             outputs: width,
-        });
+            float8: None,
+        };
+        let dqkv = dqkv_float8.as_ref().map(|dqkv| dqkv.rows(&rows));
+        ctx.linear_backward_input(op, dqkv, weight_float8.as_ref());
     });
+    drop(weight_float8);
     if part == BackwardPart::Both {
-        qkv_weight_gradient(ctx, x.whole(ctx), dqkv.view(), g, dbias(!in_passing));
+        let dqkv_float8 = dqkv_float8.as_ref().map(Float8Matrix::transposed);
+        qkv_weight_gradient(ctx, x.factor(ctx), dqkv.view(), g, dbias(!in_passing), dqkv_float8);
         return (dx, None);
     }
     (dx, Some(AttentionWeightInputs { out, dqkv }))
@@ -210,24 +241,26 @@ pub(crate) fn backward(
 pub(crate) fn weight_part(
     ctx: &Context,
     weight_inputs: &AttentionWeightInputs,
-    x: View,
+    x: WeightFactor,
     dy: View,
     g: &Gradients,
 ) {
-    output_weight_gradient(ctx, weight_inputs.out.view(), dy, g);
+    output_weight_gradient(ctx, weight_inputs.out.view(), dy, g, None);
     qkv_weight_gradient(
         ctx,
         x,
         weight_inputs.dqkv.view(),
         g,
         g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias),
+        None,
     );
 }
 
-fn output_weight_gradient(ctx: &Context, out: View, dy: View, g: &Gradients) {
-    ctx.backend.linear_backward_weight(LinearBackwardWeight {
+fn output_weight_gradient(ctx: &Context, out: View, dy: View, g: &Gradients, dy_float8: Option<Float8View>) {
+    ctx.weight_gradient(WeightGradient {
         dy,
-        x: out,
+        dy_float8,
+        x: WeightFactor::Numbers(out),
         dweight: g.get(ParameterKind::AttentionOutWeight),
         dbias: None,
         rows: ctx.shape.rows,
@@ -236,9 +269,17 @@ fn output_weight_gradient(ctx: &Context, out: View, dy: View, g: &Gradients) {
     });
 }
 
-fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients, dbias: Option<Gradient>) {
-    ctx.backend.linear_backward_weight(LinearBackwardWeight {
+fn qkv_weight_gradient(
+    ctx: &Context,
+    x: WeightFactor,
+    dqkv: View,
+    g: &Gradients,
+    dbias: Option<Gradient>,
+    dqkv_float8: Option<Float8View>,
+) {
+    ctx.weight_gradient(WeightGradient {
         dy: dqkv,
+        dy_float8: dqkv_float8,
         x,
         dweight: g.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
         dbias,

@@ -128,6 +128,7 @@ pub fn backward(
             rows: rows.len(),
             inputs: shape.hidden,
             outputs: shape.vocab,
+            float8: None,
         });
     });
     let normed = normed.into_whole(ctx);
@@ -176,6 +177,7 @@ pub fn weight_part(ctx: &Context, weight_inputs: &HeadWeightInputs, output: &Out
         rows: ctx.shape.rows,
         inputs: ctx.shape.hidden,
         outputs: ctx.shape.vocab,
+        float8: None,
     });
 }
 
@@ -200,6 +202,7 @@ fn logits(ctx: &Context, normed: &mut Chunks, w: &HeadWeights) -> Buffer {
             rows: rows.len(),
             inputs: shape.hidden,
             outputs: shape.vocab,
+            float8: None,
         });
     });
     logits

@@ -9,6 +9,7 @@ use kintsugi_tensor::ops::{ColumnSum, NormBackward};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::context::NormWeights;
+use crate::float8::{Float8Matrix, Orientation, SavedFactor, WeightFactor};
 use crate::residual::{BranchOutput, add_both_to_stream, add_to_stream};
 use crate::rows::Chunks;
 use crate::{Context, Gradients, KvCache, Weights, attention, mlp};
@@ -30,17 +31,44 @@ pub struct LayerActivations {
 #[derive(Debug)]
 struct NormActivations {
     statistics: Buffer,
-    out: Option<Buffer>,
+    out: Option<SavedFactor>,
+}
+
+/// The output of a norm in the backward.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a step makes no heap allocations")]
+pub(crate) enum NormedRows {
+    /// Recomputed, or saved as numbers.
+    Numbers(Chunks),
+    /// Saved in 8 bits, transposed.
+    Float8(Float8Matrix),
+}
+
+impl NormedRows {
+    /// It as a factor of the gradient of a weight.
+    pub(crate) fn factor(&mut self, ctx: &Context) -> WeightFactor<'_> {
+        match self {
+            NormedRows::Numbers(chunks) => WeightFactor::Numbers(chunks.whole(ctx)),
+            NormedRows::Float8(matrix) => WeightFactor::Float8(matrix.transposed()),
+        }
+    }
+
+    fn into_saved(self, ctx: &Context) -> SavedFactor {
+        match self {
+            NormedRows::Numbers(chunks) => SavedFactor::Numbers(chunks.into_whole(ctx)),
+            NormedRows::Float8(matrix) => SavedFactor::Float8(matrix),
+        }
+    }
 }
 
 /// What the weight part of a layer's backward needs.
 #[derive(Debug)]
 pub struct LayerWeightInputs {
     attention: attention::AttentionWeightInputs,
-    attention_x: Buffer,
+    attention_x: SavedFactor,
     attention_dy: Option<Buffer>,
     mlp: mlp::MlpWeightInputs,
-    mlp_x: Buffer,
+    mlp_x: SavedFactor,
     mlp_dy: Buffer,
 }
 
@@ -72,7 +100,7 @@ pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &KvCache, positions
     drop(normed);
     let mlp = |x: View, branch: BranchOutput| {
         let (mut normed, _) = norm(ctx, x, mlp_norm(w));
-        mlp::forward(ctx, &mut normed, w, Some(branch)).0.expect("the output was asked for")
+        mlp::forward(ctx, &mut normed, None, w, Some(branch)).0.expect("the output was asked for")
     };
     if parallel {
         let attention_end = attention_end.into_whole(ctx);
@@ -94,15 +122,17 @@ fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Bu
     let (mut normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
     let bias = w.find(ParameterKind::AttentionOutBias);
     let branch = BranchOutput::new(ctx, x.view(), bias);
-    let (end, attention) = attention::forward(ctx, &mut normed, w, Some(branch));
-    let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed) };
+    let float8 = normed_float8(ctx, &mut normed);
+    let (end, attention) = attention::forward(ctx, &mut normed, float8.as_ref(), w, Some(branch));
+    let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed, float8) };
     let middle = add_to_stream(ctx, x.view(), end.expect("the output was asked for"), bias.as_slice());
 
     let (mut normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
     let bias = w.find(ParameterKind::MlpOutBias);
     let branch = output.then(|| BranchOutput::new(ctx, middle.view(), bias));
-    let (end, mlp) = mlp::forward(ctx, &mut normed, w, branch);
-    let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed) };
+    let float8 = normed_float8(ctx, &mut normed);
+    let (end, mlp) = mlp::forward(ctx, &mut normed, float8.as_ref(), w, branch);
+    let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed, float8) };
     let y = end.map(|end| add_to_stream(ctx, middle.view(), end, bias.as_slice()));
     (y, LayerActivations { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
 }
@@ -112,14 +142,16 @@ fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buff
     let (mut normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
     let biases = [w.find(ParameterKind::AttentionOutBias), w.find(ParameterKind::MlpOutBias)];
     let branch = output.then(|| BranchOutput::first(ctx, x.view(), biases[0]));
-    let (attention_end, attention) = attention::forward(ctx, &mut normed, w, branch);
+    let float8 = normed_float8(ctx, &mut normed);
+    let (attention_end, attention) = attention::forward(ctx, &mut normed, float8.as_ref(), w, branch);
     let attention_end = attention_end.map(|end| end.into_whole(ctx));
-    let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed) };
+    let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed, float8) };
 
     let (mut normed, mlp_statistics) = norm(ctx, x.view(), mlp_norm(w));
     let branch = attention_end.as_ref().map(|end| BranchOutput::second(ctx, end.view(), biases[1]));
-    let (mlp_end, mlp) = mlp::forward(ctx, &mut normed, w, branch);
-    let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed) };
+    let float8 = normed_float8(ctx, &mut normed);
+    let (mlp_end, mlp) = mlp::forward(ctx, &mut normed, float8.as_ref(), w, branch);
+    let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed, float8) };
     drop(attention_end);
     let y = mlp_end.map(|end| add_both_to_stream(ctx, x.view(), end, biases));
     (y, LayerActivations { x, middle: None, attention_norm, attention, mlp_norm, mlp })
@@ -143,7 +175,7 @@ pub fn backward(
     let mlp_input = middle.as_ref().unwrap_or(&x);
     let mut mlp_x = normed_again(ctx, mlp_input.view(), mlp_norm(w), &mlp_saved.statistics, mlp_saved.out);
     let (dnormed, mlp) = mlp::backward(ctx, &mut mlp_dy, &mut mlp_x, mlp, w, g, part);
-    let mlp_x = (part == BackwardPart::Input).then(|| mlp_x.into_whole(ctx));
+    let mlp_x = (part == BackwardPart::Input).then(|| mlp_x.into_saved(ctx));
     let sequential = middle.is_some();
     let norm =
         StreamNorm { x: mlp_input.view(), statistics: mlp_saved.statistics.view(), weights: mlp_norm(w) };
@@ -165,7 +197,7 @@ pub fn backward(
         normed_again(ctx, x.view(), attention_norm(w), &attention_saved.statistics, attention_saved.out);
     let dout = attention_dy.as_mut().unwrap_or(&mut mlp_dy);
     let (dnormed, attention) = attention::backward(ctx, dout, &mut attention_x, attention, w, g, part);
-    let attention_x = (part == BackwardPart::Input).then(|| attention_x.into_whole(ctx));
+    let attention_x = (part == BackwardPart::Input).then(|| attention_x.into_saved(ctx));
     let norm =
         StreamNorm { x: x.view(), statistics: attention_saved.statistics.view(), weights: attention_norm(w) };
     let norm_parameters = NormParameters {
@@ -194,10 +226,10 @@ pub fn backward(
 /// The weight part of the layer's backward: the gradients of all matrices.
 pub fn weight_part(ctx: &Context, weight_inputs: LayerWeightInputs, g: &Gradients) {
     let LayerWeightInputs { attention, attention_x, attention_dy, mlp, mlp_x, mlp_dy } = weight_inputs;
-    mlp::weight_part(ctx, &mlp, mlp_x.view(), mlp_dy.view(), g);
+    mlp::weight_part(ctx, &mlp, mlp_x.factor(), mlp_dy.view(), g);
     drop((mlp, mlp_x));
     let attention_dy = attention_dy.as_ref().unwrap_or(&mlp_dy);
-    attention::weight_part(ctx, &attention, attention_x.view(), attention_dy.view(), g);
+    attention::weight_part(ctx, &attention, attention_x.factor(), attention_dy.view(), g);
 }
 
 fn attention_norm<'a>(w: &Weights<'a>) -> NormWeights<'a> {
@@ -219,9 +251,20 @@ fn norm(ctx: &Context, x: View, weights: NormWeights) -> (Chunks, Buffer) {
 
 /// The output of a norm, if it is saved. Selective recomputation does not save it. Sequence-parallel ranks do not save it
 /// either, since they would have to save all rows: they recompute and gather it again.
-fn kept(ctx: &Context, normed: Chunks) -> Option<Buffer> {
-    let kept = ctx.shape.recompute != Recompute::Selective && !ctx.shape.sequence_parallel;
-    kept.then(|| normed.into_whole(ctx))
+fn kept(ctx: &Context, normed: Chunks, float8: Option<Float8Matrix>) -> Option<SavedFactor> {
+    if keeps_norms(ctx) { SavedFactor::new(Some(normed.into_whole(ctx)), float8) } else { None }
+}
+
+fn keeps_norms(ctx: &Context) -> bool {
+    ctx.shape.recompute != Recompute::Selective && !ctx.shape.sequence_parallel
+}
+
+/// The output of a norm in 8 bits, in both orientations, if products are in 8 bits and it is saved.
+fn normed_float8(ctx: &Context, normed: &mut Chunks) -> Option<Float8Matrix> {
+    if !keeps_norms(ctx) {
+        return None;
+    }
+    ctx.float8(normed.whole(ctx), [ctx.shape.rows, ctx.shape.hidden], Orientation::Both)
 }
 
 fn normed_again(
@@ -229,9 +272,13 @@ fn normed_again(
     x: View,
     weights: NormWeights,
     statistics: &Buffer,
-    kept: Option<Buffer>,
-) -> Chunks {
-    kept.map_or_else(|| ctx.normed(x, weights, statistics.view()), Chunks::one)
+    kept: Option<SavedFactor>,
+) -> NormedRows {
+    match kept {
+        Some(SavedFactor::Numbers(normed)) => NormedRows::Numbers(Chunks::one(normed)),
+        Some(SavedFactor::Float8(matrix)) => NormedRows::Float8(matrix),
+        None => NormedRows::Numbers(ctx.normed(x, weights, statistics.view())),
+    }
 }
 
 /// A norm's input, statistics and weights, for its backward.

@@ -8,6 +8,7 @@
 mod attention;
 mod context;
 mod context_attention;
+mod float8;
 mod kv_cache;
 mod mlp;
 mod query_key_norm;

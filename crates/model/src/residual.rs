@@ -7,6 +7,7 @@ use kintsugi_tensor::ops::{Linear, Residual};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::Context;
+use crate::float8::{Float8Matrix, Orientation};
 use crate::rows::{Chunks, elements};
 
 /// What the last matrix product of a branch adds to its result.
@@ -45,10 +46,25 @@ impl<'a> BranchOutput<'a> {
 
     /// The row-parallel product with `x`, `[rows, inputs]`. Without tensor parallelism the result is the new residual stream,
     /// otherwise this rank's partial result of the branch.
-    pub fn project(self, ctx: &Context, x: View, weight: View, inputs: usize) -> Chunks {
+    ///
+    /// `float8` has the rows of `x` in 8 bits, if they exist. Then `x` is not read.
+    pub fn project(
+        self,
+        ctx: &Context,
+        x: View,
+        float8: Option<&Float8Matrix>,
+        weight: View,
+        inputs: usize,
+    ) -> Chunks {
         let width = ctx.shape.hidden;
+        let weight_float8 = ctx.float8(weight, [width, inputs], Orientation::Rows);
+        let cast = match float8 {
+            Some(_) => None,
+            None => ctx.float8(x, [ctx.shape.rows, inputs], Orientation::Rows),
+        };
+        let x_float8 = float8.or(cast.as_ref());
         let multiply = |out: View, rows: std::ops::Range<usize>| {
-            ctx.backend.linear(Linear {
+            let op = Linear {
                 x: x.slice(elements(&rows, inputs)),
                 weight,
                 bias: self.bias,
@@ -58,7 +74,9 @@ impl<'a> BranchOutput<'a> {
                 rows: rows.len(),
                 inputs,
                 outputs: width,
-            });
+                float8: None,
+            };
+            ctx.linear(op, x_float8.map(|x| x.rows(&rows)), weight_float8.as_ref());
             if let Some(other) = self.other {
                 ctx.backend.add(other.slice(elements(&rows, width)), out);
             }

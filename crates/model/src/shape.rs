@@ -1,7 +1,7 @@
 //! The sizes of one rank's blocks.
 
 use kintsugi_plan::{
-    AttentionKind, Compute, ContextAttention, Coordinate, GradientType, Plan, Recompute, Unit,
+    AttentionKind, Compute, ContextAttention, Coordinate, GradientType, Plan, Products, Recompute, Unit,
 };
 use kintsugi_spec::{Activation, RotaryScaling};
 use kintsugi_tensor::DType;
@@ -43,6 +43,8 @@ pub struct Shape {
     pub valid_tokens: usize,
     /// Type of weights and activations.
     pub compute: DType,
+    /// How the products of layers are computed.
+    pub products: Products,
     /// Whether rows are split over tp between the tensor-parallel regions.
     pub sequence_parallel: bool,
     /// Whether transfers inside a tensor-parallel region run beside its products.
@@ -98,6 +100,7 @@ impl Shape {
             first_token,
             valid_tokens: model.vocab.saturating_sub(first_token).min(vocab),
             compute: compute_type(plan.precision.compute),
+            products: plan.precision.products,
             sequence_parallel,
             overlap,
             chunks: if overlap { chunks(own_rows) } else { 1 },
@@ -127,6 +130,8 @@ impl Shape {
             sequence_parallel: false,
             overlap: false,
             chunks: 1,
+            // A few rows are no multiple of what products in 8 bits need.
+            products: Products::Compute,
             ..self.clone()
         }
     }

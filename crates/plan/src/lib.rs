@@ -41,7 +41,7 @@ pub use op_kind::OpKind;
 pub use optimizer::{Optimizer, RateDecay, RateSchedule};
 pub use pipeline::{Pipeline, ScheduleKind};
 pub use plan::{GradientReductions, Plan};
-pub use precision::{Compute, GradientType, LossScale, Precision};
+pub use precision::{Compute, GradientType, LossScale, Precision, Products, Recipe};
 pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
 pub use schedule::Pass;
 pub use sharding::{MAX_PARTS, Part, SecondaryUse, Sharding, When};

@@ -2,9 +2,12 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use kintsugi_spec::ModelSpec;
+
 use crate::config::ConfigError;
 use crate::config::error::{between, invalid};
 use crate::config::keys::RawPrecision;
+use crate::{Batch, DeviceKind, Mesh};
 
 /// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -15,6 +18,10 @@ pub struct Precision {
     pub gradients: GradientType,
     /// Type of the optimizer's moments: fp32 or bf16.
     pub states: Compute,
+    /// How the products of layers are computed.
+    pub products: Products,
+    /// What shares a scale if products are in 8 bits.
+    pub recipe: Recipe,
     /// Loss scaling (fp16).
     pub loss_scale: LossScale,
 }
@@ -31,7 +38,51 @@ impl Precision {
         if let LossScale::Fixed(scale) = loss_scale {
             between("precision.loss_scale", scale, 1e-30..=1e30)?;
         }
-        Ok(Precision { compute: raw.compute(), gradients: raw.gradients(), states, loss_scale })
+        let (compute, products) = (raw.compute(), raw.products());
+        if products == Products::Fp8 && compute != Compute::Bf16 {
+            return Err(invalid("precision.products", "\"fp8\"", "needs precision.compute = \"bf16\""));
+        }
+        let (gradients, recipe) = (raw.gradients(), raw.recipe());
+        Ok(Precision { compute, gradients, states, products, recipe, loss_scale })
+    }
+
+    /// The size in which every dimension of products in 8 bits is counted: what libraries and kernels need.
+    pub const FP8_MULTIPLE: usize = 16;
+
+    /// Refuses products in 8 bits with sizes or a device for which there are none. With `overlapped` transfers, products are
+    /// cut into at most four chunks of rows.
+    pub(crate) fn check_products(
+        &self,
+        model: &ModelSpec,
+        mesh: Mesh,
+        batch: Batch,
+        overlapped: bool,
+        device: DeviceKind,
+    ) -> Result<(), ConfigError> {
+        let Products::Fp8 = self.products else { return Ok(()) };
+        if device == DeviceKind::Hip {
+            let rule = "has no kernels for AMD GPUs; use \"compute\"";
+            return Err(invalid("precision.products", "\"fp8\"", rule));
+        }
+        let tp = mesh.tp();
+        let heads = (model.heads + 2 * model.kv_heads) * model.head_dim / tp;
+        let rows = batch.micro * batch.sequence / mesh.cp();
+        let sizes = [
+            ("model.hidden", model.hidden, 1),
+            ("model.ffn / tp", model.ffn / tp, 1),
+            ("model.heads · model.head_dim / tp", model.heads * model.head_dim / tp, 1),
+            ("(model.heads + 2 · model.kv_heads) · model.head_dim / tp", heads, 1),
+            ("batch.micro · batch.sequence / cp", rows, if overlapped { MAX_CHUNKS } else { 1 }),
+        ];
+        for (name, size, chunks) in sizes {
+            let multiple = Precision::FP8_MULTIPLE * chunks;
+            if !size.is_multiple_of(multiple) {
+                let beside = if chunks > 1 { " with parallel.overlap_tp" } else { "" };
+                let rule = format!("needs {name} = {size} to be a multiple of {multiple}{beside}");
+                return Err(invalid("precision.products", "\"fp8\"", rule));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -69,6 +120,27 @@ pub enum GradientType {
     /// The compute type.
     Compute,
 }
+
+/// How the products of layers are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Products {
+    /// In the compute type.
+    Compute,
+    /// In 8 bits, with sums in fp32.
+    Fp8,
+}
+
+/// What shares a scale if products are in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recipe {
+    /// A matrix, by its own largest number.
+    Tensor,
+}
+
+/// The most chunks of rows into which overlapped products are cut.
+const MAX_CHUNKS: usize = 4;
 
 /// The factor that keeps fp16 gradients from vanishing.
 #[derive(Clone, Copy, Debug, PartialEq)]

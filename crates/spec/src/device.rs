@@ -20,6 +20,8 @@ spec_table! {
         headroom: Option<f64>, else "0.05 on a GPU, 0 on a CPU; every framework preset has its own";
         /// FLOP/s of the data sheet in bf16 and fp16
         peak_16bit: Option<f64>, else "`peak_fp32`";
+        /// FLOP/s of the data sheet in fp8
+        peak_8bit: Option<f64>, else "`peak_16bit`";
         /// FLOP/s of the data sheet in fp32
         peak_fp32: Option<f64>, else "required";
         /// bytes/s of the data sheet
@@ -28,6 +30,8 @@ spec_table! {
         units: Option<usize>, else "1";
         /// share of the peak that a large product reaches when sustained, as in training
         matmul: Option<f64>, else "0.8";
+        /// the same for a product in 8 bits
+        matmul_8bit: Option<f64>, else "`matmul`";
         /// how much faster a product of less than 80 µs is than one of more than 1.5 ms, which the power limit slows
         boost: Option<f64>, else "1";
         /// how much longer a 16-bit product takes if its columns or terms are no multiple of 8

@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use crate::memory::Memory;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CopyColumns, CrossEntropy, Dequantize,
-    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, SlicedAttention,
-    SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
+    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
+    SlicedAttention, SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
@@ -153,6 +153,8 @@ pub trait Backend {
     fn dequantize(&self, op: Dequantize);
     /// See [`Requantize`].
     fn requantize(&self, op: Requantize);
+    /// See [`CastToFloat8`].
+    fn cast_to_float8(&self, op: CastToFloat8);
     /// See [`SumsOfSquares`].
     fn sums_of_squares(&self, op: SumsOfSquares);
     /// See [`UpdateControl`].

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kintsugi_engine::verify::{Bounds, Difference, ParameterBound, WeightBound, worse};
-use kintsugi_plan::{Compute, Plan, Quantized};
+use kintsugi_plan::{Compute, Plan, Products, Quantized};
 use serde::Serialize;
 
 /// The result of a layout.
@@ -23,6 +23,8 @@ pub enum Kind {
     Exact(Compute),
     /// Codes, in any type.
     Quantized,
+    /// Products in 8 bits.
+    Fp8,
 }
 
 /// The results so far.
@@ -51,7 +53,8 @@ struct LayoutProblem<'a> {
     reason: String,
 }
 
-/// What `verify --json` prints: the largest differences of the fp32 layouts, of each 16-bit type, and of the quantised layouts.
+/// What `verify --json` prints: the largest differences of the fp32 layouts, of each 16-bit type, of the quantised
+/// layouts, and of those with products in 8 bits.
 #[derive(Serialize)]
 pub struct Answer<'a> {
     layouts: usize,
@@ -60,6 +63,7 @@ pub struct Answer<'a> {
     bf16: Option<Worst>,
     fp16: Option<Worst>,
     quantized: Option<Worst>,
+    fp8: Option<Worst>,
     failed: Vec<LayoutProblem<'a>>,
     skipped: Vec<LayoutProblem<'a>>,
 }
@@ -78,7 +82,11 @@ impl Verdict {
     /// The result of a plan that ran.
     pub fn compared(plan: &Plan, difference: Difference) -> Self {
         let quantized = plan.sharding.quantized != Quantized::NONE;
-        let kind = if quantized { Kind::Quantized } else { Kind::Exact(plan.precision.compute) };
+        let kind = match plan.precision.products {
+            Products::Fp8 => Kind::Fp8,
+            Products::Compute if quantized => Kind::Quantized,
+            Products::Compute => Kind::Exact(plan.precision.compute),
+        };
         Verdict::Compared { kind, ranks: plan.mesh.ranks(), bounds: Bounds::of(plan), difference }
     }
 
@@ -186,6 +194,7 @@ impl Tally {
             bf16: self.worst(Kind::Exact(Compute::Bf16)),
             fp16: self.worst(Kind::Exact(Compute::Fp16)),
             quantized: self.worst(Kind::Quantized),
+            fp8: self.worst(Kind::Fp8),
             failed: failed.collect(),
             skipped,
         }

@@ -39,11 +39,8 @@ fn what_other_trainers_have_is_answered() {
     for (set, words) in [
         (
             "precision.compute=fp8",
-            "precision.compute = \"fp8\" is not available: Kintsugi has no products in 8 bits; ",
-        ),
-        (
-            "precision.products=fp8",
-            "precision.products is not available: Kintsugi has no products in 8 bits; ",
+            "precision.compute = \"fp8\" is not available: Kintsugi has no such type of weights and \
+             activations; ",
         ),
         ("model.experts=8", "model.experts is not available: Kintsugi has no mixture-of-experts models; "),
         ("model.dropout=0.1", "model.dropout is not available: Kintsugi has no dropout, "),

@@ -350,8 +350,18 @@ const PRECISIONS: [LayoutSpec; 7] = [
     ),
 ];
 
-/// All layouts: those of the given model's family, some of the other families if `all_families`, and some in each 16-bit
-/// type.
+/// The layouts of products in 8 bits.
+const PRODUCTS: [LayoutSpec; 6] = [
+    LayoutSpec("tp 2, sequence parallel", [2, 1, 1], 0, "parallel.sequence_parallel=true"),
+    LayoutSpec("cp 2, ZeRO-1", [1, 1, 1], 1, "parallel.cp=2"),
+    LayoutSpec("tp 2, pp 2, dp 2, ZeRO-1", [2, 2, 2], 1, ""),
+    LayoutSpec("pp 4, zero-bubble", [1, 4, 1], 0, "parallel.schedule=zero-bubble"),
+    LayoutSpec("dp 4, ZeRO-3, full", [1, 1, 4], 3, "memory.recompute=full"),
+    LayoutSpec("selective", [1, 1, 1], 0, "memory.recompute=selective"),
+];
+
+/// All layouts: those of the given model's family, some of the other families if `all_families`, some in each 16-bit type, and
+/// some with products in 8 bits.
 pub fn layouts(all_families: bool) -> Vec<Layout> {
     let mut layouts: Vec<Layout> = COMMON.iter().map(|short| layout("", "", short)).collect();
     if all_families {
@@ -369,6 +379,8 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
     for (name, settings) in [("bf16: ", "precision.compute=bf16"), ("fp16: ", "precision.compute=fp16")] {
         layouts.extend(PRECISIONS.iter().map(|short| layout(name, settings, short)));
     }
+    let fp8 = "precision.compute=bf16 precision.products=fp8";
+    layouts.extend(PRODUCTS.iter().map(|short| layout("fp8: ", fp8, short)));
     layouts
 }
 

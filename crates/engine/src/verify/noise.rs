@@ -1,12 +1,18 @@
-//! How far quantised transfers may move a run from one without codes.
+//! How far quantised transfers may move a run from one without codes, and products in 8 bits from those of another layout.
 //!
 //! A code is off by an error that is spread evenly over one step of its block, so its root mean square is `scale / √12`, with
 //! `scale = max / q`. Relative to the root mean square of the numbers that is `ρ / (q·√12)`, where ρ is the ratio of a block's
 //! largest number to that. Gradients have heavy tails; ρ is that of Student's t distribution with 3 degrees of freedom, which
 //! docs/quantisation.md measures. Errors of several quantisations, and of several factors of a product, are independent, so their
 //! squares add.
+//!
+//! A layout gives products in 8 bits slightly other numbers, and some of these round to the next code. So two layouts differ by no more
+//! than two independent roundings. A rounding is off by an error that is spread evenly over the distance of two codes, `2^-m` of a
+//! number's power of two, so its root mean square is `2^-m / √12` of that, and `0.74` of it relative to numbers whose logarithms are
+//! spread evenly.
 
-use kintsugi_plan::{Codes, Integer, PhaseKind, Plan, Quantized};
+use kintsugi_plan::{Codes, Integer, PhaseKind, Plan, Products, Quantized};
+use kintsugi_tensor::Float8;
 
 /// What codes may add to each difference.
 pub(super) struct Noise {
@@ -20,7 +26,8 @@ impl Noise {
     /// The noise of a plan; `None` if nothing is quantised.
     pub(super) fn of(plan: &Plan) -> Option<Self> {
         let Quantized { weights, refresh, gradients } = plan.sharding.quantized;
-        if plan.sharding.quantized == Quantized::NONE {
+        let in_8_bits = plan.precision.products == Products::Fp8;
+        if plan.sharding.quantized == Quantized::NONE && !in_8_bits {
             return None;
         }
         let once = |codes: Option<Codes>| codes.map_or(0.0, error);
@@ -34,6 +41,10 @@ impl Noise {
         // A gradient comes through the matrices of all layers and back.
         let matrices = (2 * MATRICES * plan.model.layers) as f64;
         let gradient = gradients.hypot(weights * matrices.sqrt());
+        // Each matrix of a layer rounds an activation and a gradient.
+        let rounded = if in_8_bits { [Float8::E4M3, Float8::E5M2].map(rounding) } else { [0.0; 2] };
+        let rounded = 2.0_f64.sqrt() * rounded[0].hypot(rounded[1]) * (0.5 * matrices).sqrt();
+        let gradient = gradient.hypot(rounded);
         // A step moves every weight by about the learning rate; a relative error of its gradient turns the step by as much.
         let moved = gradient * plan.optimizer.lr * plan.run.steps as f64;
         // Random errors of all weights change the loss by their size times the gradient's norm.
@@ -46,6 +57,13 @@ impl Noise {
 const MATRICES: usize = 4;
 /// The largest norm of a gradient in a run over its smallest loss.
 const SENSITIVITY: f64 = 5.0;
+
+/// The root mean square error of rounding to a format, relative to the numbers.
+fn rounding(format: Float8) -> f64 {
+    // The mean of 1/f² over f from 1 to 2 whose logarithm is spread evenly.
+    let share = (0.75 / (2.0 * std::f64::consts::LN_2)).sqrt();
+    f64::exp2(-f64::from(format.mantissa())) / 12.0_f64.sqrt() * share
+}
 
 /// The root mean square error of one quantisation, relative to that of the numbers.
 fn error(codes: Codes) -> f64 {

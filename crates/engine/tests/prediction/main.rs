@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use kintsugi_comm::{Connection, Traffic};
 use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_ranks};
-use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::{Plan, Products};
 use kintsugi_rank::{Purpose, RankMemory, TokenSource, Tokens};
 use kintsugi_simulate::{Coverage, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, HeapUsage};
@@ -237,9 +237,38 @@ fn predicted_memory_and_traffic_equal_measured() {
     }
 }
 
+/// Random layouts of a model whose sizes products in 8 bits can have.
+fn layouts_in_8_bits() -> impl Iterator<Item = (String, Plan)> {
+    let mut choices = Choices(11);
+    let wider = move || {
+        let text = choices.layout();
+        let (_, rest) = text.split_at(MODEL.len());
+        let of_16_bits = ["compute = \"fp32\"", "compute = \"fp16\""];
+        let rest = of_16_bits.iter().fold(rest.to_owned(), |text, other| {
+            text.replace(&format!("[precision]\n{other}"), "[precision]\ncompute = \"bf16\"")
+        });
+        let rest = rest.replace("[precision]", "[precision]\nproducts = \"fp8\"");
+        let rest = rest.replace("sequence = 8", "sequence = 64");
+        format!("{}{rest}", MODEL.replace("hidden = 32", "hidden = 64\nhead_dim = 16"))
+    };
+    std::iter::repeat_with(wider)
+        .filter_map(|text| ConfigSource::text(&text).plan().ok().map(|plan| (text, plan)))
+        .filter(|(_, plan)| plan.mesh.ranks() <= 16)
+}
+
+#[test]
+fn predicted_memory_and_traffic_of_products_in_8_bits_equal_measured() {
+    for (text, plan) in layouts_in_8_bits().take(layouts() / 4) {
+        assert_eq!(plan.precision.products, Products::Fp8, "{text}");
+        let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
+        let measured = measure(&plan, MemoryChoice::Heap, |_| {});
+        check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    }
+}
+
 #[test]
 fn the_planned_slab_suffices_and_nothing_else_is_allocated() {
-    for (text, plan) in legal_layouts().take(layouts() / 4) {
+    for (text, plan) in legal_layouts().take(layouts() / 4).chain(layouts_in_8_bits().take(4)) {
         let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
         let slab = MemoryChoice::Slab(prediction.stages.iter().map(|stage| stage.reserved).collect());
         for rank in measure(&plan, slab, |_| {}) {

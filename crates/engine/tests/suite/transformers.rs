@@ -133,6 +133,7 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
         rows,
         inputs: width,
         outputs: vocab,
+        float8: None,
     });
     backend.read(out.view())
 }

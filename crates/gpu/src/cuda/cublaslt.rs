@@ -15,9 +15,9 @@ use super::libraries;
 use crate::driver::{DeviceRange, Queue};
 use crate::error::GpuError;
 use crate::products::{
-    Addresses, Algorithm, Epilogue, EpilogueAddresses, Key, ProductDescription, ProductLibrary,
+    Addresses, Algorithm, Epilogue, EpilogueAddresses, Factors, Key, ProductDescription, ProductLibrary,
 };
-use kintsugi_tensor::DType;
+use kintsugi_tensor::{DType, Float8};
 
 /// A cuBLASLt handle.
 #[derive(Debug)]
@@ -44,8 +44,8 @@ struct Matrix(sys::cublasLtMatrixLayout_t);
 
 impl Matrix {
     /// A matrix with this many rows and columns.
-    fn new(dtype: DType, rows: usize, columns: usize) -> Result<Self, GpuError> {
-        result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, rows as i64)
+    fn new(dtype: cudaDataType, rows: usize, columns: usize) -> Result<Self, GpuError> {
+        result::create_matrix_layout(dtype, rows as u64, columns as u64, rows as i64)
             .map(Matrix)
             .map_err(refused("cublasLtMatrixLayoutCreate"))
     }
@@ -140,13 +140,20 @@ impl ProductLibrary for CublasLt {
             let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
             Matrix::new(dtype, rows, columns)
         };
+        let [a, b] = match key.factors {
+            Factors::Numbers(dtype) => [data_type(dtype)?; 2],
+            Factors::Float8 { formats, .. } => formats.map(float8_type),
+        };
         let description = Described {
             handle: Rc::clone(&self.0),
             operation: Operation::new(key.transposed, epilogue_code(key.epilogue))?,
-            a: matrix(key.m, key.k, key.transposed[0], key.input)?,
-            b: matrix(key.k, key.n, key.transposed[1], key.input)?,
-            d: matrix(key.m, key.n, false, key.output)?,
+            a: matrix(key.m, key.k, key.transposed[0], a)?,
+            b: matrix(key.k, key.n, key.transposed[1], b)?,
+            d: matrix(key.m, key.n, false, data_type(key.output)?)?,
         };
+        if let Factors::Float8 { fast, .. } = key.factors {
+            description.operation.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, i8::from(fast))?;
+        }
         description.operation.set_epilogue_addresses(key.epilogue, epilogue_addresses, key.m)?;
         Ok(Box::new(description))
     }
@@ -183,6 +190,11 @@ impl Operation {
         }
         if matches!(epilogue, Epilogue::Gelu | Epilogue::BiasGelu | Epilogue::GeluDerivative) {
             self.set_pre_activation(epilogue_addresses.pre_activation, rows)?;
+        }
+        let [a, b] = epilogue_addresses.scales;
+        if a != 0 {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b)?;
         }
         Ok(())
     }
@@ -325,6 +337,13 @@ impl Drop for Limits {
     fn drop(&mut self) {
         // SAFETY: created in `new`, destroyed nowhere else.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+fn float8_type(format: Float8) -> cudaDataType {
+    match format {
+        Float8::E4M3 => cudaDataType::CUDA_R_8F_E4M3,
+        Float8::E5M2 => cudaDataType::CUDA_R_8F_E5M2,
     }
 }
 

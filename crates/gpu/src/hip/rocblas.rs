@@ -10,7 +10,7 @@ use super::libraries::ROCBLAS;
 use crate::driver::{DeviceRange, Queue};
 use crate::error::GpuError;
 use crate::products::{
-    Addresses, Algorithm, Epilogue, EpilogueAddresses, Key, ProductDescription, ProductLibrary,
+    Addresses, Algorithm, Epilogue, EpilogueAddresses, Factors, Key, ProductDescription, ProductLibrary,
 };
 
 /// `rocblas_operation_none` and `rocblas_operation_transpose`.
@@ -99,16 +99,20 @@ impl ProductLibrary for RocBlas {
     }
 
     fn describe(&self, key: &Key, _at: EpilogueAddresses) -> Result<Box<dyn ProductDescription>, GpuError> {
-        for dtype in [key.input, key.output] {
+        let Factors::Numbers(input) = key.factors else {
+            return Err(GpuError::Unsupported("rocBLAS has no products of these 8-bit formats".into()));
+        };
+        for dtype in [input, key.output] {
             data_type(dtype)?;
         }
-        Ok(Box::new(Product { key: *key, connection: Rc::clone(&self.0) }))
+        Ok(Box::new(Product { key: *key, input, connection: Rc::clone(&self.0) }))
     }
 }
 
 #[derive(Debug)]
 struct Product {
     key: Key,
+    input: DType,
     connection: Rc<Connection>,
 }
 
@@ -146,7 +150,8 @@ impl ProductDescription for Product {
     ) -> Result<(), GpuError> {
         type SetStream = unsafe extern "C" fn(Handle, Handle) -> c_int;
         type SetWorkspace = unsafe extern "C" fn(Handle, *mut c_void, usize) -> c_int;
-        let Key { m, n, k, transposed, input, output, .. } = self.key;
+        let Key { m, n, k, transposed, output, .. } = self.key;
+        let input = self.input;
         let Connection { handle, multiply } = *self.connection;
         let [m, n, k] = [m, n, k].map(|length| length as c_int);
         let operation = transposed.map(|yes| if yes { TRANSPOSED } else { PLAIN });

@@ -28,11 +28,13 @@ use crate::launcher::{Launcher, device_address};
 use crate::notice_handler::NoticeHandler;
 use crate::stream::Stream;
 use crate::{activation, column_sum};
-use kintsugi_tensor::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
+use kintsugi_tensor::ops::{
+    ColumnSum, Float8Factors, Float8Scale, Linear, LinearBackwardInput, LinearBackwardWeight,
+};
 use kintsugi_tensor::{DType, View};
 pub(crate) use library::{Addresses, Algorithm, ProductDescription, ProductLibrary};
 use product::{Addend, Choice, Product, Provider};
-pub(crate) use product::{Epilogue, EpilogueAddresses, Key};
+pub(crate) use product::{Epilogue, EpilogueAddresses, Factors, Key};
 use trial_rows::TrialRows;
 use tuning_cache::TuningCache;
 use tuning_progress::TuningProgress;
@@ -67,6 +69,23 @@ struct Call<'a> {
     b: View<'a>,
     d: View<'a>,
     addend: Option<View<'a>>,
+    float8: Option<Float8Call<'a>>,
+}
+
+/// What factors in 8 bits have beside their codes.
+#[derive(Clone, Copy)]
+struct Float8Call<'a> {
+    a: Float8Scale<'a>,
+    b: Float8Scale<'a>,
+    /// Whether some low bits of the sums may be lost.
+    fast: bool,
+}
+
+impl<'a> Float8Call<'a> {
+    /// The library sees the right factor as A.
+    fn new(factors: Option<Float8Factors<'a>>, fast: bool) -> Option<Self> {
+        factors.map(|Float8Factors { left, right }| Float8Call { a: right, b: left, fast })
+    }
 }
 
 /// A kernel of ours that runs after the product, or instead of it.
@@ -107,12 +126,18 @@ impl<'a> Variant<'a> {
 
     fn epilogue_addresses(&self) -> EpilogueAddresses {
         let address = |view: Option<View>| view.map_or(0, device_address);
-        EpilogueAddresses { bias: address(self.bias), pre_activation: address(self.pre_activation) }
+        let scales =
+            self.call.float8.map(|Float8Call { a, b, .. }| [a, b].map(|scale| device_address(scale.inverse)));
+        EpilogueAddresses {
+            bias: address(self.bias),
+            pre_activation: address(self.pre_activation),
+            scales: scales.unwrap_or_default(),
+        }
     }
 
     /// The pre-activation must be aligned like the result. cuBLASLt does not check its address.
     fn is_aligned(&self) -> bool {
-        let EpilogueAddresses { bias, pre_activation } = self.epilogue_addresses();
+        let EpilogueAddresses { bias, pre_activation, .. } = self.epilogue_addresses();
         (bias | pre_activation).is_multiple_of(product::ALIGNMENT.into())
     }
 
@@ -145,13 +170,17 @@ impl<'a> Variant<'a> {
             Some(view) if view.address() != self.call.d.address() => Addend::Other,
             Some(_) | None => Addend::Nothing,
         };
+        let factors = match self.call.float8 {
+            Some(Float8Call { a, b, fast }) => Factors::Float8 { formats: [a.format, b.format], fast },
+            None => Factors::Numbers(same_type(self.call.a, self.call.b)?),
+        };
         Ok(Key {
             provider: self.provider,
             m,
             n,
             k,
             transposed: self.call.transposed,
-            input: same_type(self.call.a, self.call.b)?,
+            factors,
             output: self.call.d.dtype(),
             epilogue: self.epilogue,
             addend,
@@ -249,6 +278,7 @@ impl Products {
             b: op.x,
             d: op.out,
             addend: None,
+            float8: Float8Call::new(op.float8, true),
         };
         let epilogue = match (op.bias, op.gelu) {
             (None, None) => Epilogue::Nothing,
@@ -278,7 +308,7 @@ impl Products {
             variants.push(Variant { finish: Some(&finish), ..Variant::plain(call) });
         }
         let ours = |launcher: &Launcher| hopper::gelu(launcher, op);
-        if hopper::has_gelu(&self.launcher, op) {
+        if op.float8.is_none() && hopper::has_gelu(&self.launcher, op) {
             variants.push(Variant { provider: Provider::Ours, finish: Some(&ours), ..Variant::plain(call) });
         }
         let out_of_place = op.residual.is_none_or(|residual| residual.address() != op.out.address());
@@ -305,11 +335,12 @@ impl Products {
     ) -> Result<(), GpuError> {
         let call = Call {
             size: [op.inputs, op.rows, op.outputs],
-            transposed: [false, false],
+            transposed: [op.float8.is_some(), false],
             a: op.weight,
             b: op.dy,
             d: op.dx,
             addend: None,
+            float8: Float8Call::new(op.float8, false),
         };
         let sum = |launcher: &Launcher| match op.dbias {
             Some(out) => {
@@ -336,7 +367,7 @@ impl Products {
         };
         let mut variants = vec![fused, Variant { finish: Some(&finish), ..Variant::plain(call) }];
         let ours = |launcher: &Launcher| hopper::gelu_derivative(launcher, op, pre_activation);
-        if hopper::has_gelu_derivative(&self.launcher, op, pre_activation) {
+        if op.float8.is_none() && hopper::has_gelu_derivative(&self.launcher, op, pre_activation) {
             variants.push(Variant { provider: Provider::Ours, finish: Some(&ours), ..Variant::plain(call) });
         }
         if !out_of_place {
@@ -455,6 +486,7 @@ impl Products {
                 epilogue_addresses.pre_activation,
                 add.into(),
             ]);
+            self.stream.add_to_digest(epilogue_addresses.scales);
             self.stream.add_to_digest(algorithm.data);
             self.stream.launching(
                 || variant.name(),
@@ -471,14 +503,15 @@ impl Products {
 
 /// One variant: the plain product.
 fn linear_backward_weight_variants(op: &LinearBackwardWeight, enqueue: &mut Enqueue) -> Result<(), GpuError> {
-    let LinearBackwardWeight { dy, x, rows, inputs, outputs, dweight, .. } = *op;
+    let LinearBackwardWeight { dy, x, rows, inputs, outputs, dweight, float8, .. } = *op;
     let product = Variant::plain(Call {
         size: [inputs, outputs, rows],
-        transposed: [false, true],
+        transposed: if float8.is_some() { [true, false] } else { [false, true] },
         a: x,
         b: dy,
         d: dweight.view,
         addend: dweight.accumulate.then_some(dweight.view),
+        float8: Float8Call::new(float8, false),
     });
     enqueue(Variants { variants: vec![product], repeatable: !dweight.accumulate })
 }

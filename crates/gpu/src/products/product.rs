@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::library::{Addresses, Algorithm, ProductDescription, ProductLibrary};
 use crate::error::GpuError;
-use kintsugi_tensor::DType;
+use kintsugi_tensor::{DType, Float8};
 
 /// Larger alignments make no difference to the algorithms.
 pub const ALIGNMENT: u32 = 16;
@@ -46,6 +46,31 @@ pub enum Addend {
     Other,
 }
 
+/// The types of A and B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Factors {
+    /// Numbers of one type.
+    Numbers(DType),
+    /// Codes of 8 bits.
+    Float8 {
+        /// The formats of A and B.
+        formats: [Float8; 2],
+        /// Whether some low bits of the sums may be lost, which is faster.
+        fast: bool,
+    },
+}
+
+impl fmt::Display for Factors {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Factors::Numbers(dtype) => write!(f, "{dtype:?}"),
+            Factors::Float8 { formats: [a, b], fast } => {
+                write!(f, "{a:?}*{b:?} {}", if *fast { "fast" } else { "exact" })
+            }
+        }
+    }
+}
+
 /// Everything that decides which algorithm is fastest. Matrices are column-major: `D[m, n] = A[m, k] · B[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -59,8 +84,8 @@ pub struct Key {
     pub k: usize,
     /// Whether A and B are transposed in memory.
     pub transposed: [bool; 2],
-    /// Type of A and B.
-    pub input: DType,
+    /// Types of A and B.
+    pub factors: Factors,
     /// Type of D.
     pub output: DType,
     /// What happens to finished sums.
@@ -74,13 +99,13 @@ pub struct Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Key { m, n, k, transposed, input, output, epilogue, addend, alignments, .. } = self;
+        let Key { m, n, k, transposed, factors, output, epilogue, addend, alignments, .. } = self;
         let [a, b] = transposed.map(|yes| if yes { 'T' } else { 'N' });
         let add = match addend {
             Addend::Nothing => "=",
             Addend::Other => "+ other =",
         };
-        write!(f, "{a}{b} {m}x{n}x{k} {input:?} {add} {output:?} {epilogue:?} {alignments:?}")
+        write!(f, "{a}{b} {m}x{n}x{k} {factors} {add} {output:?} {epilogue:?} {alignments:?}")
     }
 }
 
@@ -91,6 +116,8 @@ pub struct EpilogueAddresses {
     pub bias: u64,
     /// The pre-activation, `[m, n]`.
     pub pre_activation: u64,
+    /// The inverses of the scales of A and B, if they are codes of 8 bits.
+    pub scales: [u64; 2],
 }
 
 /// A product that at least one variant supports.

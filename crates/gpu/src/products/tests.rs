@@ -40,6 +40,7 @@ fn products(backend: &GpuBackend, dtype: DType, [rows, inputs, outputs]: [usize;
         rows,
         inputs,
         outputs,
+        float8: None,
     };
     backend.linear(linear);
     backend.linear(Linear { gelu: None, residual: Some(stream.view()), out: end.view(), ..linear });
@@ -52,6 +53,7 @@ fn products(backend: &GpuBackend, dtype: DType, [rows, inputs, outputs]: [usize;
         rows,
         inputs,
         outputs,
+        float8: None,
     });
     [&pre_activation, &active, &end, &dx, &dbias].map(|buffer| backend.read(buffer.view()))
 }
@@ -92,8 +94,10 @@ fn candidates(backend: &GpuBackend, keys: &[Key]) -> Vec<super::Choice> {
     let products = &backend.products;
     // The address only needs to be aligned: it is used to query the candidates.
     let address = products.workspace.address;
-    let variants: Vec<(Key, EpilogueAddresses)> =
-        keys.iter().map(|&key| (key, EpilogueAddresses { bias: address, pre_activation: address })).collect();
+    let variants: Vec<(Key, EpilogueAddresses)> = keys
+        .iter()
+        .map(|&key| (key, EpilogueAddresses { bias: address, pre_activation: address, scales: [0; 2] }))
+        .collect();
     let product = Product::new(&*products.library, &variants, products.workspace.bytes, None, true);
     let candidates = product.expect("it can be description").expect("it was run").candidates;
     assert!(candidates.len() > 1, "{} has no choice", keys[0]);

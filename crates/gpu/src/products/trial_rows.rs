@@ -79,7 +79,18 @@ mod tests {
                 (buffer(rows * inputs), buffer(rows * outputs), buffer(rows * outputs));
             let (weight, dweight) = (buffer(inputs * outputs), buffer(inputs * outputs));
             let (x, weight, out, gelu) = (x.view(), weight.view(), out.view(), Some(pre_activation.view()));
-            let forward = Linear { x, weight, bias: None, gelu, residual: None, out, rows, inputs, outputs };
+            let forward = Linear {
+                x,
+                weight,
+                bias: None,
+                gelu,
+                residual: None,
+                out,
+                rows,
+                inputs,
+                outputs,
+                float8: None,
+            };
             let backward = LinearBackwardInput {
                 dy: out,
                 weight,
@@ -89,9 +100,19 @@ mod tests {
                 rows,
                 inputs,
                 outputs,
+                float8: None,
             };
             let dweight = Gradient { view: dweight.view(), accumulate: false };
-            let gradient = LinearBackwardWeight { dy: out, x, dweight, dbias: None, rows, inputs, outputs };
+            let gradient = LinearBackwardWeight {
+                dy: out,
+                x,
+                dweight,
+                dbias: None,
+                rows,
+                inputs,
+                outputs,
+                float8: None,
+            };
             let sizes = [
                 forward.trial().map(|op| (op.check(), op.rows).1),
                 backward.trial().map(|op| (op.check(), op.rows).1),

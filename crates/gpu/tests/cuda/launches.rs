@@ -27,6 +27,7 @@ fn recorded_launches_have_names_and_times() {
             rows: ROWS,
             inputs: WIDTH,
             outputs: WIDTH,
+            float8: None,
         });
         gpu.add(x.view(), out.view());
     };

@@ -6,6 +6,7 @@ mod attention;
 mod attention_rates;
 mod cached_attention;
 mod elementwise;
+mod float8;
 mod launches;
 mod loss;
 mod memory;

@@ -32,6 +32,7 @@ fn linear(
         rows,
         inputs,
         outputs,
+        float8: None,
     });
     let (before, dx) = (backend.input(rows * inputs, 5), backend.output(rows * inputs));
     let dbias = backend.output(inputs);
@@ -44,6 +45,7 @@ fn linear(
         rows,
         inputs,
         outputs,
+        float8: None,
     });
     vec![kept, out, dx, dbias]
 }
@@ -63,6 +65,7 @@ fn ending(backend: &TestBackend, (rows, inputs, outputs): (usize, usize, usize),
         rows,
         inputs,
         outputs,
+        float8: None,
     });
     vec![out]
 }
@@ -87,6 +90,7 @@ fn gradients(
             rows,
             inputs,
             outputs,
+            float8: None,
         });
         written.extend([dweight, dbias]);
     }
@@ -114,6 +118,7 @@ fn past_gelu(
             rows,
             inputs,
             outputs,
+            float8: None,
         });
         written.extend([dx, dbias]);
     }

@@ -46,6 +46,7 @@ impl<'a> SmallStep<'a> {
             rows: ROWS,
             inputs: WIDTH,
             outputs: WIDTH,
+            float8: None,
         });
         backend.add(out.view(), self.total.view());
     }

@@ -117,11 +117,13 @@ fn device(raw: &RawCluster) -> Result<DeviceSpec, ConfigError> {
     spec.ramp.map(|x| between("cluster.device.ramp", x, 0.0..=1e6)).transpose()?;
     spec.boost.map(|x| between("cluster.device.boost", x, 1.0..=10.0)).transpose()?;
     spec.misaligned.map(|x| between("cluster.device.misaligned", x, 1.0..=10.0)).transpose()?;
-    let figures: [(&str, Option<f64>, Check); 11] = [
+    let figures: [(&str, Option<f64>, Check); 13] = [
         ("peak_16bit", spec.peak_16bit, rate),
+        ("peak_8bit", spec.peak_8bit, rate),
         ("peak_fp32", spec.peak_fp32, rate),
         ("memory_bandwidth", spec.memory_bandwidth, rate),
         ("matmul", spec.matmul, share),
+        ("matmul_8bit", spec.matmul_8bit, share),
         ("streaming", spec.streaming, share),
         ("launch", spec.launch, seconds),
         ("power_idle", spec.power_idle, watts),

@@ -13,8 +13,8 @@ use super::words::{
     Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources,
 };
 use crate::{
-    AttentionKind, Compute, ContextAttention, GradientType, LogFormat, LossScale, RateSchedule, Recompute,
-    Resume, ScheduleKind, SecondaryUse, Transport, When,
+    AttentionKind, Compute, ContextAttention, GradientType, LogFormat, LossScale, Products, RateSchedule,
+    Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
 };
 
 /// Larger than any cluster, and small enough that products of sizes do not overflow.
@@ -205,6 +205,11 @@ table! {
         gradients: GradientType, default GradientType::Fp32;
         /// `"fp32"`, `"bf16"`: Adam's moments
         states: Compute, default Compute::Fp32;
+        /// `"compute"`; `"fp8"`: the products of layers in 8 bits, forward and backward, with `compute = "bf16"`. Every
+        /// product's sizes must be multiples of 16. See [fp8](fp8.md)
+        products: Products, default Products::Compute;
+        /// `"tensor"`: a matrix in 8 bits has one scale, from its own largest number
+        recipe: Recipe, default Recipe::Tensor;
         /// a number, or `"dynamic"`; only fp16 uses it
         loss_scale: LossScale, default LossScale::Dynamic;
     }

@@ -96,17 +96,21 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let memory = MemoryOptions::resolve(&raw.memory);
     context::check(&model, mesh, raw.parallel.cp_attention(), batch, memory)?;
     let framework = framework::resolve(&raw.framework)?;
+    let precision = Precision::resolve(&raw.precision)?;
+    let run = Run::resolve(&raw.run, cluster.device.kind)?;
+    let overlap_tp = raw.parallel.overlap_tp();
+    precision.check_products(&model, mesh, batch, overlap_tp && mesh.tp() > 1, run.device)?;
     Ok(Plan {
         pipeline: Pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
         cp_attention: raw.parallel.cp_attention(),
         sequence_parallel: sequence_parallel(&raw.parallel, mesh, batch)?,
-        overlap_tp: raw.parallel.overlap_tp(),
+        overlap_tp,
         sharding: sharding::resolve(&raw.sharding, mesh, &cluster, &framework)?,
-        precision: Precision::resolve(&raw.precision)?,
+        precision,
         memory,
         optimizer: Optimizer::resolve(&raw.optimizer)?,
         data: data(&raw.data, model.vocab)?,
-        run: Run::resolve(&raw.run, cluster.device.kind)?,
+        run,
         framework,
         init: raw.model.init.as_ref().map(Into::into),
         model,

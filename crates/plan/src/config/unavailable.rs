@@ -19,8 +19,9 @@ const FEATURES: [Feature; 5] = [
         reason: "Kintsugi has no mixture-of-experts models; train a dense model, whose MLP is as wide as model.ffn says",
     },
     Feature {
-        names: &["fp8", "float8", "mxfp8", "fp4", "nvfp4", "precision.products", "precision.recipe"],
-        reason: "Kintsugi has no products in 8 bits; precision.compute = \"bf16\" is the narrowest type",
+        names: &["fp8", "float8", "mxfp8", "fp4", "nvfp4"],
+        reason: "Kintsugi has no such type of weights and activations; precision.compute = \"bf16\" is the narrowest, and \
+                 precision.products = \"fp8\" computes products in 8 bits",
     },
     Feature {
         names: &["lora", "qlora", "dora", "peft", "adapter", "adapters"],
@@ -58,8 +59,8 @@ mod tests {
         for key in ["model.experts", "model.num_experts_per_tok", "moe", "model.moe_router_topk", "mixtral"] {
             begins(key, "mixture-of-experts models");
         }
-        for key in ["precision.products", "precision.recipe", "precision.fp8_margin", "fp8", "float8"] {
-            begins(key, "products in 8 bits");
+        for key in ["precision.fp8", "mxfp8", "fp8", "float8"] {
+            begins(key, "such type of weights and activations");
         }
         for key in ["lora", "model.lora_rank", "optimizer.lora_alpha", "peft"] {
             begins(key, "low-rank adapters");

@@ -46,6 +46,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("sharding.quantize_gradients", &["none", "int8", "int4"]),
     ("sharding.quantize_block", &NUMBERS),
     ("memory.recompute", &["none", "selective", "full"]),
+    ("precision.products", &["compute", "fp8"]),
     ("precision.loss_scale", &["dynamic", "1024", "inf", "-1"]),
     ("optimizer.lr", &["1", "0", "inf", "nan", "1e-30"]),
     ("optimizer.eps", &["1", "1e-30", "1e-40"]),

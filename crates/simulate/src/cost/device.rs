@@ -16,11 +16,13 @@ use super::unfused::{unfused, unfused_softmax};
 /// The speed of a device under a framework.
 #[derive(Clone, Debug)]
 pub struct DeviceModel {
+    peak_8bit: f64,
     peak_16bit: f64,
     peak_fp32: f64,
     bandwidth: f64,
     units: f64,
     matmul: f64,
+    matmul_8bit: f64,
     /// The rate of attention under the power cap, as a share of the measured one. That of products is in `matmul`.
     capped: f64,
     boost: f64,
@@ -52,7 +54,29 @@ struct Product {
     k: f64,
     /// Bytes of an element.
     width: f64,
-    fp32: bool,
+    factors: Factors,
+}
+
+/// The types of a product's factors that have rates of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Factors {
+    Fp32,
+    SixteenBits,
+    EightBits,
+}
+
+impl Factors {
+    fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::U8 => Factors::EightBits,
+            DType::BF16 | DType::F16 => Factors::SixteenBits,
+            DType::F64 | DType::F32 | DType::U32 => Factors::Fp32,
+        }
+    }
+
+    fn measured(point: &ProductPoint) -> Self {
+        if point.fp32 { Factors::Fp32 } else { Factors::SixteenBits }
+    }
 }
 
 /// Tile shapes and the share of a unit's rate that each reaches.
@@ -74,11 +98,13 @@ impl DeviceModel {
     pub fn new(device: &DeviceSpec, framework: &FrameworkSpec) -> Option<Self> {
         let peak_fp32 = device.peak_fp32?;
         let mut model = DeviceModel {
+            peak_8bit: device.peak_8bit.or(device.peak_16bit).unwrap_or(peak_fp32),
             peak_16bit: device.peak_16bit.unwrap_or(peak_fp32),
             peak_fp32,
             bandwidth: device.memory_bandwidth? * device.streaming.unwrap_or(0.8),
             units: device.units.unwrap_or(1) as f64,
             matmul: device.matmul.unwrap_or(0.8),
+            matmul_8bit: device.matmul_8bit.or(device.matmul).unwrap_or(0.8),
             capped: device.capped_rate(),
             boost: 1.0,
             misaligned: device.misaligned.unwrap_or(1.0),
@@ -94,11 +120,12 @@ impl DeviceModel {
         let correction = |&point: &ProductPoint| {
             let width = if point.fp32 { 4.0 } else { 2.0 };
             let [m, n, k] = [point.m, point.n, point.k].map(|size| size as f64);
-            let product = Product { batch: 1.0, m, n, k, width, fp32: point.fp32 };
+            let product = Product { batch: 1.0, m, n, k, width, factors: Factors::measured(&point) };
             Correction { point, factor: point.flops * model.tiled(product) / (2.0 * m * n * k) }
         };
         model.corrections = device.products.iter().map(correction).collect();
         model.matmul *= model.capped;
+        model.matmul_8bit *= model.capped;
         Some(model)
     }
 
@@ -125,8 +152,8 @@ impl DeviceModel {
             }
             KernelKind::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
-                let (width, fp32) = (dtype.bytes() as f64, is_fp32(dtype));
-                let product = self.product(Product { batch: 1.0, m, n, k, width, fp32 }).max(moving);
+                let (width, factors) = (dtype.bytes() as f64, Factors::of(dtype));
+                let product = self.product(Product { batch: 1.0, m, n, k, width, factors }).max(moving);
                 let fused = kernel.flops as f64 - 2.0 * m * n * k;
                 product + self.epilogue.map_or(0.0, |rate| fused / rate) + self.launch
             }
@@ -190,11 +217,11 @@ impl DeviceModel {
 
     /// Plain attention with scores in memory: products over the whole square, and passes over the scores.
     fn plain(&self, shape: AttentionShape, dtype: DType, backward: bool) -> f64 {
-        let (width, fp32) = (dtype.bytes() as f64, is_fp32(dtype));
+        let (width, factors) = (dtype.bytes() as f64, Factors::of(dtype));
         let batch = (shape.batch * shape.heads) as f64;
         let [s, d] = [shape.sequence, shape.head_dim].map(|size| size as f64);
-        let scores = Product { batch, m: s, n: s, k: d, width, fp32 };
-        let sums = Product { batch, m: s, n: d, k: s, width, fp32 };
+        let scores = Product { batch, m: s, n: s, k: d, width, factors };
+        let sums = Product { batch, m: s, n: d, k: s, width, factors };
         let elements = shape.scores() as f64;
         let softmax = |passes: f64, backward: bool| {
             let beside = unfused_softmax(&self.framework, backward);
@@ -223,7 +250,7 @@ impl DeviceModel {
 
     /// The ratio of measured to modelled rate, interpolated between the measured points.
     fn correction(&self, product: Product) -> f64 {
-        let alike = self.corrections.iter().filter(|c| c.point.fp32 == product.fp32);
+        let alike = self.corrections.iter().filter(|c| Factors::measured(&c.point) == product.factors);
         let near = |c: &Correction| {
             let along = |a: usize, b: f64| ((a as f64).ln() - b.ln()).powi(2);
             let distance =
@@ -239,8 +266,12 @@ impl DeviceModel {
 
     /// The best tiling of a product.
     fn tiled(&self, product: Product) -> f64 {
-        let Product { batch, m, n, k, fp32, .. } = product;
-        let peak = self.matmul * if fp32 { self.peak_fp32 } else { self.peak_16bit };
+        let Product { batch, m, n, k, factors, .. } = product;
+        let peak = match factors {
+            Factors::Fp32 => self.matmul * self.peak_fp32,
+            Factors::SixteenBits => self.matmul * self.peak_16bit,
+            Factors::EightBits => self.matmul_8bit * self.peak_8bit,
+        };
         let mut best = f64::INFINITY;
         for (rows, columns, share) in TILES {
             let tiles = batch * (m / rows).ceil() * (n / columns).ceil();
@@ -251,7 +282,7 @@ impl DeviceModel {
                 best = best.min(waves * tile + sums);
             }
         }
-        let odd = !fp32 && [n, k].iter().any(|size| size % ALIGNED > 0.0);
+        let odd = factors == Factors::SixteenBits && [n, k].iter().any(|size| size % ALIGNED > 0.0);
         self.boosted(best) * if odd { self.misaligned } else { 1.0 }
     }
 
@@ -332,6 +363,20 @@ mod tests {
         let device = DeviceSpec { products: vec![point], ..device() };
         let predicted = (2 * 512 * 768 * 1024) as f64 / seconds(&device, 512, 768, 1024);
         assert!((predicted / 33e12 - 1.0).abs() < 1e-6, "{predicted}");
+    }
+
+    #[test]
+    fn products_in_8_bits_have_their_own_peak_and_share() {
+        let device = DeviceSpec { peak_8bit: Some(200e12), matmul_8bit: Some(0.6), ..device() };
+        let seconds = |device: &DeviceSpec, dtype| {
+            let kind = KernelKind::Product { m: 2560, n: 1280, k: 4096, dtype };
+            let kernel = Kernel { name: "linear", flops: 2 * 2560 * 1280 * 4096, bytes: 0, kind };
+            DeviceModel::new(device, &FrameworkSpec::default()).unwrap().seconds(&kernel)
+        };
+        let faster = seconds(&device, DType::BF16) / seconds(&device, DType::U8);
+        assert!((faster - 2.0 * 0.6 / 0.8).abs() < 1e-9, "{faster}");
+        let unknown = DeviceSpec { peak_8bit: None, matmul_8bit: None, ..device };
+        assert!((seconds(&unknown, DType::BF16) / seconds(&unknown, DType::U8) - 1.0).abs() < 1e-9);
     }
 
     #[test]

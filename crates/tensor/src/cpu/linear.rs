@@ -17,6 +17,16 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
     if op.rows <= FEW_ROWS {
         return few_rows::<T>(threads, op);
     }
+    forward_of::<T, T, T>(threads, scratch, op, None);
+}
+
+/// The same for factors of any types. The sums are multiplied by `scale` before anything else.
+pub fn forward_of<X, W, T>(threads: Threads, scratch: &mut [u8], op: &Linear, scale: Option<T::Accumulator>)
+where
+    X: Element<Accumulator = T::Accumulator>,
+    W: Element<Accumulator = T::Accumulator>,
+    T: Element,
+{
     let access = Access::new();
     let bias = op.bias.map(|bias| access.read::<T>(bias));
     let outputs = op.outputs;
@@ -25,16 +35,17 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
         m: op.rows,
         n: outputs,
         k: op.inputs,
-        a: Operand::new(access.read::<T>(op.x), op.inputs),
-        b: Operand::new(access.read::<T>(op.weight), op.inputs).transposed(),
+        a: Operand::new(access.read::<X>(op.x), op.inputs),
+        b: Operand::new(access.read::<W>(op.weight), op.inputs).transposed(),
         out: Output::new(access.write::<T>(op.out), outputs),
         accumulate: false,
     };
     let residual = op.residual.map(|residual| access.read::<T>(residual));
-    if bias.is_none() && pre_activation.is_none() && residual.is_none() {
+    if bias.is_none() && pre_activation.is_none() && residual.is_none() && scale.is_none() {
         return gemm(product, &NoEpilogue, scratch, threads.0);
     }
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
+        multiply(sums, scale);
         if let Some(bias) = bias {
             lanes::map_pairs(sums, &bias[first..], |sum, bias| sum + bias);
         }
@@ -50,7 +61,15 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
     gemm(product, &epilogue, scratch, threads.0);
 }
 
-/// The same for at most [`FEW_ROWS`] rows, as in token-by-token generation. Threads share the columns.
+fn multiply<A: Real>(sums: &mut [A], scale: Option<A>) {
+    if let Some(scale) = scale {
+        for sum in sums {
+            *sum = *sum * scale;
+        }
+    }
+}
+
+/// [`forward`] for at most [`FEW_ROWS`] rows, as in token-by-token generation. Threads share the columns.
 fn few_rows<T: Element>(threads: Threads, op: &Linear) {
     const AT_ONCE: usize = 16;
     let access = Access::new();
@@ -131,6 +150,70 @@ pub fn backward_input<T: Element>(threads: Threads, scratch: &mut [u8], op: &Lin
     gemm(product, &epilogue, scratch, threads.0);
 }
 
+/// [`backward_input`] for factors in 8 bits: the weight is transposed.
+pub fn backward_input_of<D, W, T>(threads: Threads, scratch: &mut [u8], op: &LinearBackwardInput, scale: f32)
+where
+    D: Element<Accumulator = f32>,
+    W: Element<Accumulator = f32>,
+    T: Element<Accumulator = f32>,
+{
+    let access = Access::new();
+    let inputs = op.inputs;
+    let product = Product {
+        m: op.rows,
+        n: inputs,
+        k: op.outputs,
+        a: Operand::new(access.read::<D>(op.dy), op.outputs),
+        b: Operand::new(access.read::<W>(op.weight), op.outputs).transposed(),
+        out: Output::new(access.write::<T>(op.dx), inputs),
+        accumulate: false,
+    };
+    let pre_activation = op.gelu.map(|pre_activation| access.read::<T>(pre_activation));
+    let epilogue = |row: usize, first: usize, sums: &mut [f32]| {
+        multiply(sums, Some(scale));
+        if let Some(pre_activation) = pre_activation {
+            lanes::map_pairs(sums, &pre_activation[row * inputs + first..], |sum, pre_activation| {
+                sum * gelu_derivative(pre_activation)
+            });
+        }
+    };
+    gemm(product, &epilogue, scratch, threads.0);
+}
+
+/// [`backward_weight`] for factors in 8 bits, which are transposed.
+pub fn backward_weight_of<D, X, G>(
+    threads: Threads,
+    scratch: &mut [u8],
+    op: &LinearBackwardWeight,
+    scale: f32,
+) where
+    D: Element<Accumulator = f32>,
+    X: Element<Accumulator = f32>,
+    G: Element<Accumulator = f32>,
+{
+    let access = Access::new();
+    let out = access.write::<G>(op.dweight.view);
+    if op.dweight.accumulate {
+        // What is there is multiplied by the scale with the sums. A power of two rounds nothing.
+        threads.each(out.len(), 1, &mut *out, |_, out| {
+            for x in out {
+                *x = G::narrow(x.widen() / scale);
+            }
+        });
+    }
+    let product = Product {
+        m: op.outputs,
+        n: op.inputs,
+        k: op.rows,
+        a: Operand::new(access.read::<D>(op.dy), op.rows),
+        b: Operand::new(access.read::<X>(op.x), op.rows).transposed(),
+        out: Output::new(out, op.inputs),
+        accumulate: op.dweight.accumulate,
+    };
+    let epilogue = |_: usize, _: usize, sums: &mut [f32]| multiply(sums, Some(scale));
+    gemm(product, &epilogue, scratch, threads.0);
+}
+
 /// See [`LinearBackwardWeight`].
 pub fn backward_weight<T, G>(threads: Threads, scratch: &mut [u8], op: &LinearBackwardWeight)
 where
@@ -181,6 +264,7 @@ mod tests {
             rows: ROWS,
             inputs: INPUTS,
             outputs: OUTPUTS,
+            float8: None,
         });
         (backend.values(out.view()), backend.values(pre_activation.view()))
     }
@@ -217,6 +301,7 @@ mod tests {
                 rows,
                 inputs: INPUTS,
                 outputs: OUTPUTS,
+                float8: None,
             });
             for (i, out) in backend.values(out.view()).into_iter().enumerate() {
                 let (row, column) = (i / OUTPUTS, i % OUTPUTS);
@@ -244,6 +329,7 @@ mod tests {
                     rows,
                     inputs,
                     outputs,
+                    float8: None,
                 });
                 [backend.values(pre_activation.view()), backend.values(out.view())].concat()
             };
@@ -282,6 +368,7 @@ mod tests {
             rows: ROWS,
             inputs: OUTPUTS,
             outputs: 4,
+            float8: None,
         });
         backend.cpu.linear_backward_input(LinearBackwardInput {
             dy: dhidden.view(),
@@ -292,6 +379,7 @@ mod tests {
             rows: ROWS,
             inputs: INPUTS,
             outputs: OUTPUTS,
+            float8: None,
         });
         let (dweight, dbias) =
             (backend.buffer(&[1.0; OUTPUTS * INPUTS], DType::F64), backend.blank(OUTPUTS, DType::F64));
@@ -303,6 +391,7 @@ mod tests {
             rows: ROWS,
             inputs: INPUTS,
             outputs: OUTPUTS,
+            float8: None,
         });
         assert_gradient(&x, &backend.values(dx.view()), |x| scalar(x, &weight, &bias));
         let dweight: Vec<f64> = backend.values(dweight.view()).iter().map(|dweight| dweight - 1.0).collect();

@@ -13,6 +13,7 @@ mod element;
 mod elementwise;
 mod embedding;
 mod exact_gelu;
+mod float8;
 mod gemm;
 mod lanes;
 mod linear;
@@ -32,16 +33,18 @@ use std::rc::Rc;
 
 use access::Access;
 use element::{Element, Real};
+use float8::{E4M3, E5M2};
 use half::{bf16, f16};
 use parallel::Threads;
 
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns,
+    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Float8Source, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
+    Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
+    SwigluBackward, UpdateControl,
 };
-use crate::{AddressSpace, Backend, Buffer, Category, DType, Memory, View};
+use crate::{AddressSpace, Backend, Buffer, Category, DType, Float8, Memory, View};
 
 const fn larger(a: usize, b: usize) -> usize {
     if a > b { a } else { b }
@@ -124,6 +127,25 @@ macro_rules! with_narrow {
                 $body
             }
             other => panic!("{other:?} cannot be quantised"),
+        }
+    };
+}
+
+/// Runs `$body` with `$A` and `$B` standing for the codes of a product's factors.
+macro_rules! with_codes {
+    ($factors:expr, $A:ident, $B:ident => $body:expr) => {
+        with_codes!(@ $factors.left.format, $A => with_codes!(@ $factors.right.format, $B => $body))
+    };
+    (@ $format:expr, $T:ident => $body:expr) => {
+        match $format {
+            Float8::E4M3 => {
+                type $T = E4M3;
+                $body
+            }
+            Float8::E5M2 => {
+                type $T = E5M2;
+                $body
+            }
         }
     };
 }
@@ -237,15 +259,25 @@ impl Backend for CpuBackend {
 
     fn linear(&self, op: Linear) {
         op.check();
-        self.with_scratch(|scratch| {
-            with_float!(op.x.dtype(), T => linear::forward::<T>(self.threads, scratch, &op));
+        self.with_scratch(|scratch| match op.float8 {
+            None => with_float!(op.x.dtype(), T => linear::forward::<T>(self.threads, scratch, &op)),
+            Some(factors) => with_codes!(factors, X, W => with_narrow!(op.out.dtype(), T => {
+                let scale = Some(float8::factor(&factors));
+                linear::forward_of::<X, W, T>(self.threads, scratch, &op, scale);
+            })),
         });
     }
 
     fn linear_backward_input(&self, op: LinearBackwardInput) {
         op.check();
-        self.with_scratch(|scratch| {
-            with_float!(op.dy.dtype(), T => linear::backward_input::<T>(self.threads, scratch, &op));
+        self.with_scratch(|scratch| match op.float8 {
+            None => {
+                with_float!(op.dy.dtype(), T => linear::backward_input::<T>(self.threads, scratch, &op));
+            }
+            Some(factors) => with_codes!(factors, D, W => with_narrow!(op.dx.dtype(), T => {
+                let scale = float8::factor(&factors);
+                linear::backward_input_of::<D, W, T>(self.threads, scratch, &op, scale);
+            })),
         });
         if let Some(out) = op.dbias {
             self.column_sum(ColumnSum { x: op.dx, out, rows: op.rows, width: op.inputs });
@@ -255,6 +287,13 @@ impl Backend for CpuBackend {
     fn linear_backward_weight(&self, op: LinearBackwardWeight) {
         op.check();
         self.with_scratch(|scratch| {
+            if let Some(factors) = op.float8 {
+                let scale = float8::factor(&factors);
+                with_codes!(factors, D, X => with_narrow!(op.dweight.view.dtype(), G => {
+                    linear::backward_weight_of::<D, X, G>(self.threads, scratch, &op, scale);
+                }));
+                return;
+            }
             with_float!(op.x.dtype(), T => with_gradient!(T, op.dweight.view.dtype(), G => {
                 linear::backward_weight::<T, G>(self.threads, scratch, &op);
             }));
@@ -397,6 +436,14 @@ impl Backend for CpuBackend {
     fn requantize(&self, op: Requantize) {
         op.check();
         quantize::requantize(self.threads, &op);
+    }
+
+    fn cast_to_float8(&self, op: CastToFloat8) {
+        op.check();
+        with_narrow!(op.x.view().dtype(), T => match op.x {
+            Float8Source::Numbers(_) => float8::cast::<T>(self.threads, &op, |x| x),
+            Float8Source::Gelu(_) => float8::cast::<T>(self.threads, &op, activation::gelu),
+        });
     }
 
     fn sums_of_squares(&self, op: SumsOfSquares) {

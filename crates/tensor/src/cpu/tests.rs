@@ -53,7 +53,18 @@ impl Recorder<'_> {
         let (rows, inputs, outputs, width) = (ROWS, WIDTH, WIDTH, WIDTH);
         let (x, dy, weight) = (x.view(), dy.view(), weight.view());
         let (bias, gelu, out) = (Some(bias.view()), Some(kept.view()), out.view());
-        backend.linear(Linear { x, weight, bias, gelu, residual: None, out, rows, inputs, outputs });
+        backend.linear(Linear {
+            x,
+            weight,
+            bias,
+            gelu,
+            residual: None,
+            out,
+            rows,
+            inputs,
+            outputs,
+            float8: None,
+        });
         backend.linear_backward_input(LinearBackwardInput {
             dy,
             weight,
@@ -63,6 +74,7 @@ impl Recorder<'_> {
             rows,
             inputs,
             outputs,
+            float8: None,
         });
         let (dweight, dbias) = (self.output(WIDTH * WIDTH), self.sums(WIDTH));
         let (gradient, dbias_of, column) = (fresh(&dweight), Some(fresh(&dbias)), self.sums(WIDTH));
@@ -74,6 +86,7 @@ impl Recorder<'_> {
             rows,
             inputs,
             outputs,
+            float8: None,
         });
         backend.column_sum(ColumnSum { x: dy, out: fresh(&column), rows, width });
 
@@ -242,7 +255,18 @@ fn scratch_users(backend: &TestBackend, buffers: &[Buffer; 4], log_sums: &Buffer
     let [x, weight, y, dx] = buffers.each_ref().map(Buffer::view);
     let (rows, inputs, outputs) = (ROWS, WIDTH, WIDTH);
     let (bias, gelu) = (None, None);
-    backend.cpu.linear(Linear { x, weight, bias, gelu, residual: None, out: y, rows, inputs, outputs });
+    backend.cpu.linear(Linear {
+        x,
+        weight,
+        bias,
+        gelu,
+        residual: None,
+        out: y,
+        rows,
+        inputs,
+        outputs,
+        float8: None,
+    });
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 32, ..SHAPE };
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
     let (qkv, starts) = (x, None);

@@ -2,9 +2,9 @@
 
 use super::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CopyColumns,
-    CrossEntropy, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary,
-    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl, control,
+    CrossEntropy, Embedding, EmbeddingBackward, Float8Factors, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
+    Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl, control,
 };
 use crate::{DType, View};
 
@@ -27,6 +27,7 @@ impl Check for Linear<'_> {
         expect("x", self.x, self.rows * self.inputs);
         expect("weight", self.weight, self.outputs * self.inputs);
         expect("out", self.out, self.rows * self.outputs);
+        Float8Factors::check(self.float8, self.x, self.weight);
         if let Some(bias) = self.bias {
             expect("bias", bias, self.outputs);
         }
@@ -45,6 +46,7 @@ impl Check for LinearBackwardInput<'_> {
         expect("dy", self.dy, self.rows * self.outputs);
         expect("weight", self.weight, self.outputs * self.inputs);
         expect("dx", self.dx, self.rows * self.inputs);
+        Float8Factors::check(self.float8, self.dy, self.weight);
         if let Some(gelu) = self.gelu {
             expect("gelu", gelu, self.rows * self.inputs);
         }
@@ -59,6 +61,8 @@ impl Check for LinearBackwardWeight<'_> {
         expect("dy", self.dy, self.rows * self.outputs);
         expect("x", self.x, self.rows * self.inputs);
         expect("dweight", self.dweight.view, self.outputs * self.inputs);
+        Float8Factors::check(self.float8, self.dy, self.x);
+        assert!(self.float8.is_none() || self.dbias.is_none(), "the sum of codes");
         if let Some(dbias) = self.dbias {
             expect("dbias", dbias.view, self.outputs);
         }

@@ -4,6 +4,7 @@
 
 mod cached;
 mod check;
+mod float8;
 mod learning_rate;
 mod quantize;
 mod sliced;
@@ -11,6 +12,7 @@ mod step;
 
 pub use cached::CachedAttention;
 pub use check::Check;
+pub use float8::{CastToFloat8, FLOAT8_MULTIPLE, Float8Factors, Float8Scale, Float8Source};
 pub use learning_rate::{LearningRate, RateCurve};
 pub(crate) use quantize::ROUND;
 pub use quantize::{Bits, BlockFormat, Dequantize, MIN_BLOCK_MAXIMUM, Quantize, Requantize, round_to_codes};
@@ -53,6 +55,8 @@ pub struct Linear<'a> {
     pub inputs: usize,
     /// Output features.
     pub outputs: usize,
+    /// With it, `x` and `weight` are in 8 bits.
+    pub float8: Option<Float8Factors<'a>>,
 }
 
 /// `dx = dy · weight`. With `gelu`: `dx = dx ∘ GELU'(gelu)`. `dbias (+)= Σ_rows dx` is the gradient of the bias that
@@ -75,6 +79,8 @@ pub struct LinearBackwardInput<'a> {
     pub inputs: usize,
     /// Output features.
     pub outputs: usize,
+    /// With it, `dy` and `weight` are in 8 bits.
+    pub float8: Option<Float8Factors<'a>>,
 }
 
 /// `dweight (+)= dyᵀ · x`, `dbias (+)= Σ_rows dy`.
@@ -94,6 +100,8 @@ pub struct LinearBackwardWeight<'a> {
     pub inputs: usize,
     /// Output features.
     pub outputs: usize,
+    /// With it, `dy` and `x` are in 8 bits, and there is no `dbias`.
+    pub float8: Option<Float8Factors<'a>>,
 }
 
 /// `out = x + Σ addends + Σ biases`: the end of a residual branch. `out` may be `x`.

@@ -5,10 +5,11 @@
 use super::{Kernel, KernelKind};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
-    ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gradient, Linear,
-    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions,
-    PositionsBackward, Quantize, Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward,
-    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl, visible_pairs,
+    CastToFloat8, ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward,
+    Float8Source, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
+    NormBackward, Parameters, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
+    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    visible_pairs,
 };
 use crate::{DType, View};
 
@@ -263,6 +264,15 @@ pub fn requantize(op: &Requantize) -> Kernel {
     let per_sum = DEQUANTIZED * op.parts + QUANTIZED;
     let name = by_bits(op.format, ["requantize int8", "requantize int4"]);
     moved(name, per_sum * op.slices * op.elements, &[op.codes, op.out])
+}
+
+/// The numbers are read twice: for the largest, and to be converted.
+pub fn cast_to_float8(op: &CastToFloat8) -> Kernel {
+    let (x, function) = match op.x {
+        Float8Source::Numbers(x) => (x, 0),
+        Float8Source::Gelu(x) => (x, 2 * GELU),
+    };
+    moved("cast to fp8", (QUANTIZED + function) * x.len(), &[x, x]).and(op.codes).and(op.transposed)
 }
 
 pub fn sums_of_squares(op: &SumsOfSquares) -> Kernel {

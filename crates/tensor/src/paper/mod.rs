@@ -12,8 +12,8 @@ use std::rc::Rc;
 
 use crate::device::asks_library;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CopyColumns,
-    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
+    AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, CastToFloat8, Check, ColumnSum,
+    CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
     LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
     Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
     SwigluBackward, UpdateControl,
@@ -255,6 +255,7 @@ impl Backend for Paper {
         quantize: Quantize,
         dequantize: Dequantize,
         requantize: Requantize,
+        cast_to_float8: CastToFloat8,
         sums_of_squares: SumsOfSquares,
         update_control: UpdateControl,
         adamw: AdamW,
@@ -284,6 +285,7 @@ mod tests {
             rows: 3,
             inputs: 4,
             outputs: 5,
+            float8: None,
         });
         drop(weight);
         backend.allocate(40, DType::F16, Category::Weights).address()

@@ -34,13 +34,14 @@ pub struct Rectangle {
 }
 
 /// Computes one rectangle of a product.
-pub fn run<In, Out, E, K, const R: usize, const C: usize>(
-    product: &Product<In, Out>,
+pub fn run<In, Out, Right, E, K, const R: usize, const C: usize>(
+    product: &Product<In, Out, Right>,
     epilogue: &E,
     rectangle: Rectangle,
     scratch: &mut [u8],
 ) where
     In: Element,
+    Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
     E: Epilogue<In::Accumulator>,
     K: Kernel<R, C>,
@@ -86,8 +87,8 @@ impl<'a, A: Real> Scratch<'a, A> {
 }
 
 /// One block of depth for one block of the result.
-struct DepthPass<'a, In, Out, E> {
-    product: &'a Product<'a, In, Out>,
+struct DepthPass<'a, In, Out, Right, E> {
+    product: &'a Product<'a, In, Out, Right>,
     epilogue: &'a E,
     depths: Range<usize>,
     /// Whether it is the first block of depth.
@@ -98,9 +99,10 @@ struct DepthPass<'a, In, Out, E> {
     sums_wait: bool,
 }
 
-impl<In, Out, E> DepthPass<'_, In, Out, E>
+impl<In, Out, Right, E> DepthPass<'_, In, Out, Right, E>
 where
     In: Element,
+    Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
     E: Epilogue<In::Accumulator>,
 {
@@ -114,7 +116,7 @@ where
         let a = OperandBlock { data: a.data, across: a.row_stride, along: a.column_stride };
         let b = OperandBlock { data: b.data, across: b.column_stride, along: b.row_stride };
         let depth = self.depths.len();
-        pack::<In, C>(b.at(block.columns.start, self.depths.start), block.columns.len(), depth, scratch.b);
+        pack::<Right, C>(b.at(block.columns.start, self.depths.start), block.columns.len(), depth, scratch.b);
         let mut tiles = 0;
         for group in blocks(block.rows.clone(), GROUP) {
             pack::<In, R>(a.at(group.start, self.depths.start), group.len(), depth, scratch.a);

@@ -24,7 +24,7 @@ use crate::cpu::element::Element;
 
 /// `out[m, n] (+)= a[m, k] · b[k, n]`.
 #[derive(Debug)]
-pub struct Product<'a, In, Out> {
+pub struct Product<'a, In, Out, Right = In> {
     /// Rows of `a` and `out`.
     pub m: usize,
     /// Columns of `b` and `out`.
@@ -34,7 +34,7 @@ pub struct Product<'a, In, Out> {
     /// Left factor.
     pub a: Operand<'a, In>,
     /// Right factor.
-    pub b: Operand<'a, In>,
+    pub b: Operand<'a, Right>,
     /// The result.
     pub out: Output<'a, Out>,
     /// Add to what is in `out` instead of overwriting it.
@@ -68,9 +68,14 @@ impl<A, F: Fn(usize, usize, &mut [A]) + Sync> Epilogue<A> for F {
 /// Runs a product on up to `threads` threads of the current rayon pool. `scratch` has [`SCRATCH_BYTES`] for each.
 ///
 /// The result has the same bits for every number of threads. With one thread the product runs on the caller's thread.
-pub fn gemm<In, Out, E>(product: Product<In, Out>, epilogue: &E, scratch: &mut [u8], threads: usize)
-where
+pub fn gemm<In, Out, Right, E>(
+    product: Product<In, Out, Right>,
+    epilogue: &E,
+    scratch: &mut [u8],
+    threads: usize,
+) where
     In: Element,
+    Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
     E: Epilogue<In::Accumulator>,
 {
@@ -78,14 +83,15 @@ where
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the product carries an exclusive borrow")]
-fn run<In, Out, E>(
+fn run<In, Out, Right, E>(
     set: InstructionSet,
-    product: Product<In, Out>,
+    product: Product<In, Out, Right>,
     epilogue: &E,
     scratch: &mut [u8],
     threads: usize,
 ) where
     In: Element,
+    Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
     E: Epilogue<In::Accumulator>,
 {
@@ -94,30 +100,33 @@ fn run<In, Out, E>(
     assert!(scratch.len() >= threads * SCRATCH_BYTES, "scratch for fewer than {threads} threads");
     match set {
         InstructionSet::Portable => {
-            run_grid::<_, _, _, kernel::Portable, _, _>(&product, epilogue, scratch, threads);
+            run_grid::<_, _, _, _, kernel::Portable, _, _>(&product, epilogue, scratch, threads);
         }
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => run_grid::<_, _, _, kernel::Avx2, _, _>(&product, epilogue, scratch, threads),
+        InstructionSet::Avx2 => {
+            run_grid::<_, _, _, _, kernel::Avx2, _, _>(&product, epilogue, scratch, threads);
+        }
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512 => {
-            run_grid::<_, _, _, kernel::Avx512, _, _>(&product, epilogue, scratch, threads);
+            run_grid::<_, _, _, _, kernel::Avx512, _, _>(&product, epilogue, scratch, threads);
         }
     }
 }
 
-fn run_grid<In, Out, E, K, const R: usize, const C: usize>(
-    product: &Product<In, Out>,
+fn run_grid<In, Out, Right, E, K, const R: usize, const C: usize>(
+    product: &Product<In, Out, Right>,
     epilogue: &E,
     scratch: &mut [u8],
     threads: usize,
 ) where
     In: Element,
+    Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
     E: Epilogue<In::Accumulator>,
     K: Kernel<R, C>,
 {
     let grid = Grid::new::<R, C>(product.m, product.n, product.k, threads);
     grid.for_each(scratch, |rectangle, scratch| {
-        block::run::<_, _, _, K, R, C>(product, epilogue, rectangle, scratch);
+        block::run::<_, _, _, _, K, R, C>(product, epilogue, rectangle, scratch);
     });
 }
