@@ -4,8 +4,9 @@
 
 use kintsugi_spec::KernelPoint;
 use kintsugi_tensor::ops::{
-    AdamW, Bits, BlockFormat, ColumnSum, CrossEntropy, Dequantize, Gradient, Linear, LossStatistics, Norm,
-    NormBackward, Parameters, Quantize, Requantize, Residual, Segment, Squares, SumsOfSquares, control,
+    Bits, BlockFormat, ColumnSum, CrossEntropy, Dequantize, Gradient, Linear, LossStatistics, Norm,
+    NormBackward, Parameters, Quantize, Requantize, Residual, Segment, Squares, SumsOfSquares, Update,
+    UpdateRule, control,
 };
 use kintsugi_tensor::paper::{Kernel, KernelKind, Paper};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Device, View};
@@ -22,7 +23,7 @@ pub fn count(dtypes: &[DType]) -> usize {
 type KernelFn = fn(&dyn Backend, &Tensors);
 
 /// The kernels.
-const KERNELS: [KernelFn; 15] = [
+const KERNELS: [KernelFn; 17] = [
     add,
     norm,
     norm_backward,
@@ -31,7 +32,9 @@ const KERNELS: [KernelFn; 15] = [
     loss_statistics,
     cross_entropy,
     sums_of_squares,
-    adamw,
+    |backend, tensors| update(backend, tensors, UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 }),
+    |backend, tensors| update(backend, tensors, UpdateRule::Lion { betas: (0.9, 0.99) }),
+    |backend, tensors| update(backend, tensors, UpdateRule::Sgd { momentum: 0.9, nesterov: false }),
     // Codes are written before other kernels read them.
     |backend, tensors| quantize(backend, tensors, INT8),
     |backend, tensors| dequantize(backend, tensors, INT8),
@@ -251,6 +254,7 @@ fn cross_entropy(backend: &dyn Backend, tensors: &Tensors) {
         loss,
         scale: Some(scale),
         factor: 1.0,
+        z_loss: 0.0,
         rows,
         columns: width,
     });
@@ -262,20 +266,14 @@ fn sums_of_squares(backend: &dyn Backend, tensors: &Tensors) {
     backend.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(tensors.scalars[1].view()) });
 }
 
-fn adamw(backend: &dyn Backend, tensors: &Tensors) {
+fn update(backend: &dyn Backend, tensors: &Tensors, rule: UpdateRule) {
     let gradient = tensors.gradient[0].view();
-    let [master, first_moment, second_moment] = tensors.states.each_ref().map(Buffer::view);
+    let [master, first, second] = tensors.states.each_ref().map(Buffer::view);
     let weights = tensors.weights.as_ref().map(Buffer::view);
-    let segments = [Segment { start: 0, len: gradient.len(), decay: true }];
-    let parameters =
-        Parameters { gradient, master, first_moment, second_moment, weights, segments: &segments };
-    backend.adamw(AdamW {
-        parameters: &[parameters],
-        control: tensors.control.view(),
-        betas: (0.9, 0.95),
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-    });
+    let segments = [Segment { start: 0, len: gradient.len(), rate_factor: 1.0, decay: 0.1 }];
+    let states = [Some(first), Some(second).filter(|_| rule.states() > 1)];
+    let parameters = Parameters { gradient, master, states, weights, segments: &segments };
+    backend.update(Update { parameters: &[parameters], control: tensors.control.view(), rule });
 }
 
 fn quantize(backend: &dyn Backend, tensors: &Tensors, format: BlockFormat) {

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use kintsugi_plan::Plan;
 use kintsugi_rank::StoredTensor;
 
 use crate::Manifest;
@@ -27,6 +28,8 @@ pub(crate) enum ContentError {
     LossScale(f64),
     #[error("it lists no weights")]
     NoWeights,
+    #[error("it lists {tensor}, which {optimizer} does not have")]
+    ForeignTensor { tensor: &'static str, optimizer: &'static str },
     #[error("it lists {0} tensors of every parameter, some of them twice")]
     RepeatedTensors(usize),
     #[error("it is at step {step}, but has no {missing} of its parameters, so a run cannot resume from it")]
@@ -43,7 +46,7 @@ pub(crate) enum ContentError {
 /// places of slices are checked with the files.
 pub(crate) fn check(manifest: &Manifest) -> Result<(), ContentError> {
     check_progress(&manifest.progress)?;
-    check_stored_tensors(&manifest.stored_tensors, &manifest.progress)?;
+    check_stored_tensors(&manifest.stored_tensors, &manifest.plan, &manifest.progress)?;
     check_files(&manifest.files, manifest.plan.mesh.ranks())
 }
 
@@ -83,17 +86,26 @@ fn check_progress(progress: &RunProgress) -> Result<(), ContentError> {
     Err(ContentError::LossScale(loss_scale))
 }
 
-/// Every parameter has its weights alone, as in a converted model, or all tensors. A run that has trained needs its moments.
-fn check_stored_tensors(stored: &[StoredTensor], progress: &RunProgress) -> Result<(), ContentError> {
+/// Every parameter has its weights alone, as in a converted model, or all tensors. A run that has trained needs its states.
+fn check_stored_tensors(
+    stored: &[StoredTensor],
+    plan: &Plan,
+    progress: &RunProgress,
+) -> Result<(), ContentError> {
+    let all = plan.stored_tensors();
+    if let Some(foreign) = stored.iter().find(|tensor| !all.contains(tensor)) {
+        let (tensor, optimizer) = (foreign.name(), plan.optimizer.kind.name());
+        return Err(ContentError::ForeignTensor { tensor, optimizer });
+    }
     let is_listed = |tensor: &StoredTensor| stored.contains(tensor);
     if !is_listed(&StoredTensor::Weights) {
         return Err(ContentError::NoWeights);
     }
-    let listed = StoredTensor::ALL.iter().filter(|tensor| is_listed(tensor)).count();
+    let listed = all.iter().filter(|tensor| is_listed(tensor)).count();
     if listed != stored.len() {
         return Err(ContentError::RepeatedTensors(stored.len()));
     }
-    match StoredTensor::ALL.into_iter().find(|tensor| !is_listed(tensor)) {
+    match all.into_iter().find(|tensor| !is_listed(tensor)) {
         Some(missing) if listed > 1 || progress.step > 0 => {
             Err(ContentError::MissingTensor { step: progress.step, missing: missing.name() })
         }

@@ -23,9 +23,8 @@ const MAX_RANKS: usize = 1 << 20;
 const MAX_BLOCK: usize = 4096;
 
 /// What is not stored, or not as keys. A reader has an output folder and a machine of its own, and logs as it likes.
-const NOT_STORED: [&str; 14] = [
+const NOT_STORED: [&str; 13] = [
     "model.preset",
-    "optimizer.name",
     "sharding",
     "data",
     "cluster",
@@ -391,7 +390,7 @@ mod tests {
         check::<GradientType>(&["fp32", "compute"]);
         check::<Recompute>(&["none", "selective", "full"]);
         check::<AttentionKind>(&["flash", "plain"]);
-        check::<RateSchedule>(&["cosine", "constant", "linear", "inverse-sqrt", "wsd"]);
+        check::<RateSchedule>(&["cosine", "constant", "linear", "inverse-sqrt", "wsd", "sqrt", "wsd-sqrt"]);
         check::<DeviceKind>(&["cpu", "cuda", "hip"]);
         check::<Transport>(&["auto", "threads", "mpi", "nccl"]);
         let loss_scale = |text: &str| read(text).expect("a plan").precision.loss_scale;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kintsugi_plan::{Data, DataSource, Plan};
+use kintsugi_plan::{Data, DataSource, OptimizerKind, Plan};
 use kintsugi_spec::output::with_suffix;
 
 use crate::paths::relative_to_current_folder;
@@ -53,6 +53,7 @@ impl Checkpoint {
                 "it was trained with batch.sequence = {theirs}; with {ours} its position in the data is unknown"
             ));
         }
+        self.check_optimizer(plan)?;
         self.check_split(plan)?;
         let (samples, global) = (self.progress().samples, plan.batch.global as u64);
         if !samples.is_multiple_of(global) {
@@ -107,6 +108,21 @@ impl Checkpoint {
         changes
     }
 
+    /// Fails if the optimizer of the plan has other states than those in the checkpoint.
+    fn check_optimizer(&self, plan: &Plan) -> Result<(), CheckpointError> {
+        let (theirs, ours) = (self.plan().optimizer.kind, plan.optimizer.kind);
+        let has_states = self.stored_tensors().len() > 1 || self.progress().step > 0;
+        if !has_states || (theirs.name() == ours.name() && theirs.states() == ours.states()) {
+            return Ok(());
+        }
+        let (was, is) = (describe(theirs), describe(ours));
+        let reason = format!(
+            "it was trained with {was}, and {is} has other states; use the same optimizer, or start from the weights alone \
+             by model.init"
+        );
+        Err(CheckpointError::new(self.path(), reason))
+    }
+
     /// Fails if the validation split has tokens that the model was trained on.
     fn check_split(&self, plan: &Plan) -> Result<(), CheckpointError> {
         let (Data::Tokens(before), Data::Tokens(now)) = (&self.plan().data, &plan.data) else {
@@ -128,6 +144,15 @@ impl Checkpoint {
             "it was trained with data.split = {was}; with {is} it would be validated on samples that it was trained on"
         );
         Err(CheckpointError::new(self.path(), reason))
+    }
+}
+
+/// An optimizer in the keys that decide its states.
+fn describe(kind: OptimizerKind) -> String {
+    let name = format!("optimizer.name = \"{}\"", kind.name());
+    match kind {
+        OptimizerKind::AdamW { .. } | OptimizerKind::Lion { .. } => name,
+        OptimizerKind::Sgd { momentum, .. } => format!("{name} and momentum = {momentum}"),
     }
 }
 

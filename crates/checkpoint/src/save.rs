@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Rank, StoredTensor};
+use kintsugi_rank::Rank;
 use kintsugi_spec::Cause;
 use rayon::prelude::*;
 
@@ -90,9 +90,9 @@ struct Shards {
 
 impl Shards {
     fn new(plan: &Plan, local: Range<usize>) -> Self {
-        let ranks = plan.mesh.ranks();
+        let (ranks, stored) = (plan.mesh.ranks(), plan.stored_tensors());
         let known = if local.start == 0 { 0..ranks } else { local.clone() };
-        let known = known.map(|rank| Shard::new(plan, rank, &StoredTensor::ALL)).collect();
+        let known = known.map(|rank| Shard::new(plan, rank, &stored)).collect();
         Shards { local, known, ranks }
     }
 
@@ -356,8 +356,8 @@ impl CheckpointInProgress {
         let bytes = files.iter().map(|file| file.bytes).sum();
         let result = match (self.failure.take(), &self.folder) {
             (None, Some(folder)) => {
-                let manifest =
-                    manifest(&writer.plan, &writer.shards.known, files, &StoredTensor::ALL, progress);
+                let stored = writer.plan.stored_tensors();
+                let manifest = manifest(&writer.plan, &writer.shards.known, files, &stored, progress);
                 write_file(&folder.join(MANIFEST), &[&manifest.encode()])
                     .and_then(|_| writer.folder.finish(self.step))
                     .map_err(Cause::new)

@@ -107,11 +107,11 @@ fn is_finite(bytes: &[u8], compute: Compute) -> bool {
 /// Bytes of the copies of all ranks' weights and states for a checkpoint.
 pub fn snapshot_bytes(plan: &Plan) -> u64 {
     let per_parameter: usize =
-        StoredTensor::ALL.iter().map(|&stored| stored_type(plan, stored).bitsize() / 8).sum();
+        plan.stored_tensors().iter().map(|&stored| stored_type(plan, stored).bitsize() / 8).sum();
     plan.parameter_count() * per_parameter as u64
 }
 
-/// The type of a stored tensor: fp32 for weights, and the plan's type for moments.
+/// The type of a stored tensor: fp32 for weights, and the plan's type for states.
 fn stored_type(plan: &Plan, stored: StoredTensor) -> Dtype {
     match (stored, plan.precision.states) {
         (StoredTensor::Weights, _) | (_, Compute::Fp32) => Dtype::F32,

@@ -76,7 +76,7 @@ fn saved(out: &Path, steps: &[u64]) -> CheckpointFolder {
     let folder = CheckpointFolder::of_run(out);
     for &step in steps {
         let progress = RunProgress { step, ..trained() };
-        write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+        write(&folder.of_step(step), &plan(), &Numbers, &plan().stored_tensors(), &progress, None)
             .expect("it is written");
     }
     folder
@@ -102,7 +102,7 @@ fn every_layout_reads_every_number() {
     let checkpoint = Checkpoint::open(&folder.of_step(1)).expect("it is whole");
     let plan = plan();
     for parameter in plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter) {
-        for stored in StoredTensor::ALL {
+        for stored in plan.stored_tensors() {
             let len = parameter.valid_elements();
             for range in [0..len, len / 3..len / 2, len - 1..len] {
                 let [mut expected, mut found] = [vec![0.0; range.len()], vec![0.0; range.len()]];
@@ -129,7 +129,7 @@ fn places_are_where_the_numbers_are() {
     let parameters: Vec<Parameter> =
         plan.units().into_iter().flat_map(|unit| parameters(&plan.model, unit, 1)).collect();
     let places = checkpoint.places();
-    assert_eq!(places.len(), StoredTensor::ALL.len() * parameters.len());
+    assert_eq!(places.len(), plan.stored_tensors().len() * parameters.len());
     assert!(places.iter().any(|place| place.slices.len() > 2), "the demo has several ranks");
     for TensorPlace { parameter, stored, shape: [rows, columns], slices } in places {
         let parameter = parameters.iter().find(|other| other.name() == parameter).expect("the model has it");
@@ -159,7 +159,8 @@ fn a_checkpoint_is_whole_or_absent_and_leaves_others_alone() {
     fs::write(foreign.join("mine"), "").expect("a file");
     let to = out.0.join("to");
     let written = |store: &dyn Store| {
-        let done = write(&to, &plan(), store, &StoredTensor::ALL, &RunProgress::default(), Some(&foreign));
+        let done =
+            write(&to, &plan(), store, &plan().stored_tensors(), &RunProgress::default(), Some(&foreign));
         let entries = fs::read_dir(&out.0).expect("a folder").flatten();
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -300,7 +301,7 @@ fn the_newest_are_kept() {
 /// Saves a checkpoint of a step with this validation loss.
 fn save_evaluated(folder: &CheckpointFolder, step: u64, validation_loss: Option<f64>) -> RunProgress {
     let progress = RunProgress { step, validation_loss, ..trained() };
-    write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+    write(&folder.of_step(step), &plan(), &Numbers, &plan().stored_tensors(), &progress, None)
         .expect("it is written");
     progress
 }
@@ -366,7 +367,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     let steps = || folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
     let save = |step, skipped_in_a_row, updates| {
         let progress = RunProgress { step, updates, skipped_in_a_row, ..trained() };
-        write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+        write(&folder.of_step(step), &plan(), &Numbers, &plan().stored_tensors(), &progress, None)
             .expect("it is written");
         folder.prune(1, 0, &progress).expect("it can be removed");
         steps()
@@ -377,7 +378,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     assert_eq!(save(25, 0, 17), [25]);
     // The update of step 26 made the weights diverge, so its checkpoint is not good although the step succeeded.
     let progress = RunProgress { step: 26, updates: 18, ..trained() };
-    write(&folder.of_step(26), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+    write(&folder.of_step(26), &plan(), &Numbers, &plan().stored_tensors(), &progress, None)
         .expect("it is written");
     folder.prune(2, 0, &progress).expect("it can be removed");
     assert_eq!(save(30, 4, 18), [30, 25]);

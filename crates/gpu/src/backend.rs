@@ -14,11 +14,10 @@ use super::{
     norm, optimizer, quantize, rotary,
 };
 use kintsugi_tensor::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns,
-    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
-    Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
-    SwigluBackward, UpdateControl,
+    Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
+    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
+    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
 };
 use kintsugi_tensor::{
     AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,
@@ -268,6 +267,6 @@ impl Backend for GpuBackend {
         cast_to_float8: CastToFloat8 => float8::cast,
         sums_of_squares: SumsOfSquares => optimizer::sums_of_squares,
         update_control: UpdateControl => optimizer::update_control,
-        adamw: AdamW => optimizer::adamw,
+        update: Update => optimizer::update,
     }
 }

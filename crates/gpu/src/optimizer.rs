@@ -1,10 +1,13 @@
-//! The end of a step: the norm of the gradients, the step's control values, and `AdamW`.
+//! The end of a step: the norm of the gradients, the step's control values, and the update of the parameters.
 
 use super::driver::Grid;
 use super::error::GpuError;
 use super::kernels::{OPTIMIZER, suffix};
 use super::launcher::{Launcher, device_address, pointer, pointer_or_null};
-use kintsugi_tensor::ops::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl};
+use super::stream::Argument;
+use kintsugi_tensor::ops::{
+    LossScaler, Parameters, Segment, Squares, SumsOfSquares, Update, UpdateControl, UpdateRule,
+};
 use kintsugi_tensor::{DType, View};
 
 /// Elements that one block squares and sums (`SQUARES_CHUNK` of `optimizer.cu`).
@@ -86,48 +89,51 @@ pub(super) fn update_control(launcher: &Launcher, op: &UpdateControl) -> Result<
     unsafe { launcher.launch(&OPTIMIZER, "update_control", Grid::new(1, 1), &arguments) }
 }
 
-/// See [`AdamW`]. One launch per [`UPDATE_SEGMENTS`] segments, over all parameters.
-pub(super) fn adamw(launcher: &Launcher, op: &AdamW) -> Result<(), GpuError> {
+/// See [`Update`]. One launch per [`UPDATE_SEGMENTS`] segments, over all parameters.
+pub(super) fn update(launcher: &Launcher, op: &Update) -> Result<(), GpuError> {
     expect_f32("the control of a step", op.control)?;
     let Some(first) = op.parameters.first() else { return Ok(()) };
     expect_f32("master weights", first.master)?;
-    let moments = first.first_moment.dtype();
-    assert_eq!(moments, first.second_moment.dtype(), "moments of two types");
+    // Without states or a copy of the weights any type will do.
+    let states = first.states[0].map_or(DType::F32, |state| state.dtype());
     let weights = first.weights.map_or(DType::BF16, |weights| weights.dtype());
-    if !matches!(moments, DType::F32 | DType::BF16) || !matches!(weights, DType::BF16 | DType::F16) {
-        let sentence = format!("AdamW has no kernel for moments in {moments:?} and weights in {weights:?}");
+    let rule = op.rule.name();
+    if !matches!(states, DType::F32 | DType::BF16) || !matches!(weights, DType::BF16 | DType::F16) {
+        let sentence = format!("{rule} has no kernel for states in {states:?} and weights in {weights:?}");
         return Err(GpuError::Unsupported(sentence));
     }
-    let name = format!("adamw_{}_{}_{}", suffix(first.gradient.dtype())?, suffix(moments)?, suffix(weights)?);
+    let name = format!("{rule}_{}_{}_{}", suffix(first.gradient.dtype())?, suffix(states)?, suffix(weights)?);
     let segments: Vec<(Parameters, Segment)> =
         op.parameters.iter().flat_map(|of| of.segments.iter().map(|segment| (*of, *segment))).collect();
-    segments.chunks(UPDATE_SEGMENTS).try_for_each(|some| update(launcher, op, some, &name))
+    segments.chunks(UPDATE_SEGMENTS).try_for_each(|some| some_segments(launcher, op, some, &name))
 }
 
-fn update(
+fn some_segments(
     launcher: &Launcher,
-    op: &AdamW,
+    op: &Update,
     segments: &[(Parameters, Segment)],
     name: &str,
 ) -> Result<(), GpuError> {
     let (mut table, mut blocks) = ([0; UPDATE_SEGMENTS * UPDATE_WORDS], 0);
     for (words, (of, segment)) in table.as_chunks_mut::<UPDATE_WORDS>().0.iter_mut().zip(segments) {
         let run = |view: View| device_address(view) + (segment.start * view.dtype().bytes()) as u64;
-        let addresses = [of.gradient, of.master, of.first_moment, of.second_moment].map(run);
-        let weights = of.weights.map_or(0, run);
-        let [gradient, master, first, second] = addresses;
-        let len = segment.len as u64;
-        *words = [gradient, master, first, second, weights, len, block_and_flag(blocks, segment.decay), 0];
+        let [gradient, master] = [of.gradient, of.master].map(run);
+        let [first, second, weights] =
+            [of.states[0], of.states[1], of.weights].map(|view| view.map_or(0, run));
+        let numbers = [segment.rate_factor, segment.decay].map(|number| u64::from((number as f32).to_bits()));
+        let numbers = numbers[0] | numbers[1] << 32;
+        *words = [gradient, master, first, second, weights, segment.len as u64, blocks as u64, numbers];
         blocks += segment.len.div_ceil(UPDATE_CHUNK);
     }
-    let arguments = [
-        (segments.len() as u32).into(),
-        pointer(op.control),
-        (op.betas.0 as f32).into(),
-        (op.betas.1 as f32).into(),
-        (op.epsilon as f32).into(),
-        (op.weight_decay as f32).into(),
-    ];
+    let mut arguments: Vec<Argument> = vec![(segments.len() as u32).into(), pointer(op.control)];
+    let number = |number: f64| Argument::from(number as f32);
+    match op.rule {
+        UpdateRule::AdamW { betas, epsilon } => arguments.extend([betas.0, betas.1, epsilon].map(number)),
+        UpdateRule::Lion { betas } => arguments.extend([betas.0, betas.1].map(number)),
+        UpdateRule::Sgd { momentum, nesterov } => {
+            arguments.extend([number(momentum), u32::from(nesterov).into()]);
+        }
+    }
     // SAFETY: as the kernel declares; every segment lies in its views.
     unsafe { launcher.launch_with_table(&OPTIMIZER, name, Grid::new(blocks, THREADS), &table, &arguments) }
 }

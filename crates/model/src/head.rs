@@ -236,6 +236,7 @@ fn cross_entropy(ctx: &Context, logits: View, loss: Loss, gradient: bool) {
         loss: loss.sum,
         scale: gradient.then_some(loss.scale),
         factor: 1.0 / shape.tokens_per_step as f64,
+        z_loss: shape.z_loss,
         rows: shape.rows,
         columns: shape.vocab,
     });

@@ -67,6 +67,8 @@ pub struct Shape {
     pub no_rotary_every: Option<usize>,
     /// Tokens of the global batch. The loss is the mean over them.
     pub tokens_per_step: usize,
+    /// Coefficient of the z-loss.
+    pub z_loss: f64,
 }
 
 impl Shape {
@@ -112,6 +114,7 @@ impl Shape {
             rotary_scaling: model.rotary_scaling,
             no_rotary_every: model.no_rotary_every,
             tokens_per_step: plan.tokens_per_step(),
+            z_loss: plan.optimizer.z_loss,
         }
     }
 

@@ -16,7 +16,7 @@ pub struct Precision {
     pub compute: Compute,
     /// Type of gradients.
     pub gradients: GradientType,
-    /// Type of the optimizer's moments: fp32 or bf16.
+    /// Type of the optimizer's states: fp32 or bf16.
     pub states: Compute,
     /// How the products of layers are computed.
     pub products: Products,

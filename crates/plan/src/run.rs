@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use kintsugi_spec::Hardware;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::Batch;
 use crate::config::ConfigError;
 use crate::config::error::invalid;
-use crate::config::keys::RawRun;
+use crate::config::keys::{MAX_STEPS, RawRun};
 use crate::config::words::DeviceName;
 
 /// The run.
@@ -60,13 +61,13 @@ pub struct Run {
 
 impl Run {
     /// What the keys of `[run]` say. If they do not say the device, it is the one of the cluster, whose devices are of this `kind`.
-    pub(crate) fn resolve(raw: &RawRun, kind: Option<Hardware>) -> Result<Self, ConfigError> {
+    pub(crate) fn resolve(raw: &RawRun, batch: Batch, kind: Option<Hardware>) -> Result<Self, ConfigError> {
         let device = DeviceKind::given(raw).unwrap_or(match kind {
             Some(Hardware::Gpu) => DeviceKind::Cuda,
             Some(Hardware::Cpu) | None => DeviceKind::Cpu,
         });
         Ok(Run {
-            steps: raw.steps()?,
+            steps: steps(raw, batch)?,
             seed: raw.seed(),
             out: folder(raw.out())?,
             resume: raw.resume.clone().unwrap_or(Resume::No),
@@ -101,6 +102,22 @@ impl Run {
         };
         (self.keep_best > 0).then(|| format!("run.keep_best = {} has no effect: {missing}", self.keep_best))
     }
+}
+
+/// The steps of a run, whose length is given in steps or in tokens.
+fn steps(raw: &RawRun, batch: Batch) -> Result<u64, ConfigError> {
+    let steps = raw.steps()?;
+    let Some(tokens) = raw.tokens()? else { return Ok(steps) };
+    if raw.steps.is_some() {
+        let rule = format!("and run.steps = {steps} both say how long the run is; leave one out");
+        return Err(invalid("run.tokens", tokens, rule));
+    }
+    let of_tokens = tokens.div_ceil((batch.global * batch.sequence) as u64);
+    if of_tokens > MAX_STEPS {
+        let rule = format!("is {of_tokens} steps, but a run has at most {MAX_STEPS}; raise batch.global");
+        return Err(invalid("run.tokens", tokens, rule));
+    }
+    Ok(of_tokens)
 }
 
 /// What a run resumes from.

@@ -25,7 +25,9 @@ impl Store for InitialWeights {
                 }
             }
             (StoredTensor::Weights, InitialValues::Zeros)
-            | (StoredTensor::FirstMoment | StoredTensor::SecondMoment, _) => out.fill(0.0),
+            | (StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum, _) => {
+                out.fill(0.0);
+            }
         }
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! The end of a step: global norm, clipping, and the update of the parameters that this rank owns.
 
 use kintsugi_comm::Collective;
-use kintsugi_plan::{Axis, Group, LossScale, RateSchedule, Span};
+use kintsugi_plan::{Axis, Group, LossScale, OptimizerKind, RateSchedule, Span};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
-    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Squares, SumsOfSquares, UpdateControl,
+    LearningRate, LossScaler, Parameters, RateCurve, Squares, SumsOfSquares, Update, UpdateControl,
+    UpdateRule,
 };
 
 use crate::rank::{LOSS, Rank, SQUARES, STOP};
@@ -80,25 +81,24 @@ impl Rank {
                     RateSchedule::Cosine => RateCurve::Cosine,
                     RateSchedule::Linear | RateSchedule::Wsd => RateCurve::Linear,
                     RateSchedule::InverseSqrt => RateCurve::InverseSqrt,
+                    RateSchedule::Sqrt | RateSchedule::WsdSqrt => RateCurve::Sqrt,
                 },
                 decay_start: decay.start,
                 decay_steps: decay.steps,
             },
-            betas: optimizer.betas,
+            betas: optimizer.kind.corrected_betas(),
             scaler: dynamic.then_some(LossScaler { window: LOSS_SCALE_WINDOW, largest: MAX_LOSS_SCALE }),
         });
     }
 
     pub(crate) fn update(&self) {
-        let optimizer = &self.plan.optimizer;
         let parameters: Vec<Parameters> = self.units.iter().map(UnitState::parameters).collect();
-        self.backend.adamw(AdamW {
-            parameters: &parameters,
-            control: self.control.view(),
-            betas: optimizer.betas,
-            epsilon: optimizer.eps,
-            weight_decay: optimizer.weight_decay,
-        });
+        let rule = match self.plan.optimizer.kind {
+            OptimizerKind::AdamW { betas, eps } => UpdateRule::AdamW { betas, epsilon: eps },
+            OptimizerKind::Lion { betas } => UpdateRule::Lion { betas },
+            OptimizerKind::Sgd { momentum, nesterov } => UpdateRule::Sgd { momentum, nesterov },
+        };
+        self.backend.update(Update { parameters: &parameters, control: self.control.view(), rule });
     }
 }
 

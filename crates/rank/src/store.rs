@@ -3,40 +3,12 @@
 
 use std::error::Error;
 
-use kintsugi_plan::Compute;
 use kintsugi_plan::parameters::{Parameter, PlacedParameter};
+use kintsugi_plan::{Compute, StoredTensor};
 use kintsugi_spec::Cause;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
 use crate::WholeParameters;
-
-/// The tensors that are stored for each parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StoredTensor {
-    /// The weights in their highest precision: the master weights if there are any.
-    Weights,
-    /// `AdamW`'s mean of gradients.
-    FirstMoment,
-    /// `AdamW`'s mean of squared gradients.
-    SecondMoment,
-}
-
-impl StoredTensor {
-    /// All tensors of a parameter.
-    pub const ALL: [StoredTensor; 3] =
-        [StoredTensor::Weights, StoredTensor::FirstMoment, StoredTensor::SecondMoment];
-
-    /// Its name: `first_moment`.
-    pub fn name(self) -> &'static str {
-        match self {
-            StoredTensor::Weights => "weights",
-            StoredTensor::FirstMoment => "first_moment",
-            StoredTensor::SecondMoment => "second_moment",
-        }
-    }
-}
 
 /// Why elements could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,21 +9,24 @@ use std::ops::Range;
 
 use kintsugi_model::{Gradients, Weights, WrittenParameters};
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{Codes, Coordinate, GradientType, MAX_PARTS, Phase, Plan, Sharding, Unit};
-use kintsugi_tensor::ops::{Parameters, Segment, round_to_codes};
+use kintsugi_plan::{
+    Codes, Coordinate, GradientType, MAX_PARTS, Optimizer, ParameterUpdate, Phase, Plan, Sharding,
+    StoredTensor, Unit,
+};
+use kintsugi_tensor::ops::{MAX_STATES, Parameters, Segment, round_to_codes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use self::gradients::{GradientShard, PartialSum, UnitGradient, WholeGradient};
 use self::weights::UnitWeights;
 use crate::store::read_part;
-use crate::{Purpose, Store, StoreError, StoredTensor};
+use crate::{Purpose, Store, StoreError};
 
 /// The element types of a rank's parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ElementTypes {
     pub compute: DType,
     pub gradient: DType,
-    pub moments: DType,
+    pub states: DType,
 }
 
 impl ElementTypes {
@@ -32,11 +35,11 @@ impl ElementTypes {
             GradientType::Fp32 => compute.accumulator(),
             GradientType::Compute => compute,
         };
-        let moments = match kintsugi_model::compute_type(plan.precision.states) {
+        let states = match kintsugi_model::compute_type(plan.precision.states) {
             DType::F32 => compute.accumulator(),
             narrow => narrow,
         };
-        ElementTypes { compute, gradient, moments }
+        ElementTypes { compute, gradient, states }
     }
 }
 
@@ -62,8 +65,8 @@ pub(crate) struct UnitState {
     gradient: UnitGradient,
     /// Master weights over `owned`. `None` if the weights already have that precision and nobody replaces them by codes.
     master: Option<Buffer>,
-    first_moment: Buffer,
-    second_moment: Buffer,
+    /// The states of the optimizer over `owned`.
+    states: Vec<(StoredTensor, Buffer)>,
     segments: Vec<Segment>,
 }
 
@@ -89,12 +92,12 @@ impl UnitState {
         let accumulator = types.compute.accumulator();
         let exact = types.compute == accumulator && sharding.quantized.refresh.is_none();
         let master = (trains && !exact).then(|| allocate(owned.len(), accumulator, Category::States));
-        let moment = || {
-            let moment = allocate(owned.len(), types.moments, Category::States);
-            backend.fill(0.0, moment.view());
-            moment
+        let state = |&stored: &StoredTensor| {
+            let state = allocate(owned.len(), types.states, Category::States);
+            backend.fill(0.0, state.view());
+            (stored, state)
         };
-        let (first_moment, second_moment) = (moment(), moment());
+        let states = plan.optimizer.kind.states().iter().map(state).collect();
         let gradient_shard = if gradients_sharded {
             GradientShard::Stale(allocate(gradient_range.len(), types.gradient, Category::Gradients))
         } else {
@@ -109,7 +112,7 @@ impl UnitState {
         };
         let summed_over_tp = layout.summed_over_tp(plan.sequence_parallel);
         let first_reduction = plan.gradient_reductions(at.pp(), unit, || summed_over_tp).first();
-        let segments = segments(&layout, &owned);
+        let segments = segments(&plan.optimizer, &layout, &owned);
         let mut state = UnitState {
             layout,
             summed_over_tp,
@@ -122,8 +125,7 @@ impl UnitState {
             weights,
             gradient,
             master,
-            first_moment,
-            second_moment,
+            states,
             segments,
         };
         if trains && !gradients_sharded {
@@ -164,8 +166,9 @@ impl UnitState {
         };
         let weights = self.weights.resident.ready();
         match (stored, &self.master) {
-            (StoredTensor::FirstMoment, _) => fill(&self.owned, &self.first_moment, None),
-            (StoredTensor::SecondMoment, _) => fill(&self.owned, &self.second_moment, None),
+            (StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum, _) => {
+                fill(&self.owned, self.state(stored), None)
+            }
             (StoredTensor::Weights, Some(master)) if self.owned == self.resident => {
                 fill(&self.owned, master, None)?;
                 backend.copy(master.view(), weights.view());
@@ -186,10 +189,17 @@ impl UnitState {
         let (buffer, held) = match (stored, &self.master) {
             (StoredTensor::Weights, None) => (self.weights.resident.ready(), &self.resident),
             (StoredTensor::Weights, Some(master)) => (master, &self.owned),
-            (StoredTensor::FirstMoment, _) => (&self.first_moment, &self.owned),
-            (StoredTensor::SecondMoment, _) => (&self.second_moment, &self.owned),
+            (StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum, _) => {
+                (self.state(stored), &self.owned)
+            }
         };
         buffer.slice(within(range, held))
+    }
+
+    /// A state of the optimizer. Panics if the optimizer does not have it.
+    fn state(&self, stored: StoredTensor) -> &Buffer {
+        let found = self.states.iter().find(|(state, _)| *state == stored);
+        &found.unwrap_or_else(|| panic!("the optimizer has no {}", stored.name())).1
     }
 
     /// The whole weights.
@@ -245,8 +255,8 @@ impl UnitState {
 
     /// The states that this rank holds.
     pub fn states(&self) -> Vec<View<'_>> {
-        let moments = [&self.first_moment, &self.second_moment];
-        self.master.iter().chain(moments).map(Buffer::view).collect()
+        let states = self.states.iter().map(|(_, state)| state);
+        self.master.iter().chain(states).map(Buffer::view).collect()
     }
 
     /// The parameters that the optimizer updates.
@@ -255,8 +265,9 @@ impl UnitState {
         Parameters {
             gradient: self.owned_gradient().0,
             master: self.master.as_ref().map_or(own_weights, Buffer::view),
-            first_moment: self.first_moment.view(),
-            second_moment: self.second_moment.view(),
+            states: std::array::from_fn::<_, MAX_STATES, _>(|i| {
+                self.states.get(i).map(|(_, state)| state.view())
+            }),
             // A quantised refresh writes the weights of the owner, too.
             weights: (self.master.is_some() && self.sharding.quantized.refresh.is_none())
                 .then_some(own_weights),
@@ -270,17 +281,26 @@ fn within(range: &Range<usize>, held: &Range<usize>) -> Range<usize> {
     range.start - held.start..range.end - held.start
 }
 
-/// The segments of `owned` with and without weight decay, relative to its start.
-fn segments(layout: &UnitLayout, owned: &Range<usize>) -> Vec<Segment> {
+/// The segments of `owned` with the same learning rate and weight decay, relative to its start.
+fn segments(optimizer: &Optimizer, layout: &UnitLayout, owned: &Range<usize>) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for placed in &layout.placed {
         let (start, end) = (placed.range.start.max(owned.start), placed.range.end.min(owned.end));
         if start >= end {
             continue;
         }
-        let next = Segment { start: start - owned.start, len: end - start, decay: placed.parameter.decay };
+        let ParameterUpdate { lr_factor, weight_decay } = optimizer.update_of(&placed.parameter);
+        let next = Segment {
+            start: start - owned.start,
+            len: end - start,
+            rate_factor: lr_factor,
+            decay: weight_decay,
+        };
         match segments.last_mut() {
-            Some(last) if last.decay == next.decay && last.start + last.len == next.start => {
+            Some(last)
+                if *last == (Segment { start: last.start, len: last.len, ..next })
+                    && last.start + last.len == next.start =>
+            {
                 last.len += next.len;
             }
             _ => segments.push(next),

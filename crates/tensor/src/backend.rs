@@ -4,10 +4,11 @@ use std::rc::Rc;
 
 use crate::memory::Memory;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
+    Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
     LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    SlicedAttention, SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, Update,
+    UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
@@ -159,6 +160,6 @@ pub trait Backend {
     fn sums_of_squares(&self, op: SumsOfSquares);
     /// See [`UpdateControl`].
     fn update_control(&self, op: UpdateControl);
-    /// See [`AdamW`].
-    fn adamw(&self, op: AdamW);
+    /// See [`Update`].
+    fn update(&self, op: Update);
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kintsugi_checkpoint::{WeightsFolder, convert};
-use kintsugi_rank::{Elements, Store, StoredTensor};
+use kintsugi_rank::{Elements, Store};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -27,7 +27,7 @@ fn read(folder: &Path) -> bool {
     let Ok(plan) = convert::plan_for(&weights, &[]) else { return false };
     for placed in plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed) {
         let elements = placed.parameter.valid_elements();
-        for &stored in &StoredTensor::ALL[..weights.stored_tensors().len().min(3)] {
+        for &stored in weights.stored_tensors() {
             let mut numbers = vec![0.0; elements.min(MAX_ELEMENTS)];
             if weights.read(Elements::of(&placed.parameter, stored), &mut numbers).is_err() {
                 return false;

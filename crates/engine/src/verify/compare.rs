@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use kintsugi_plan::{Compute, Plan};
+use kintsugi_plan::{Compute, OptimizerKind, Plan};
 use kintsugi_rank::WholeParameters;
 use serde::Serialize;
 
-use super::noise::Noise;
+use super::noise::{Noise, moved_apart};
 use super::{Recording, Reference};
 
 /// The largest relative differences between two recordings.
@@ -90,14 +90,14 @@ impl ParameterBound {
 impl Bounds {
     /// The bounds of a plan: those of its precision, and what its codes add (`noise.rs`).
     pub fn of(plan: &Plan) -> Self {
-        let exact = Bounds::of_precision(plan.precision.compute);
+        let exact = Bounds::of_precision(plan);
         match Noise::of(plan) {
             None => exact,
             Some(noise) => Bounds {
                 loss: exact.loss + noise.loss,
                 norm: exact.norm + noise.norm,
                 gradient: ParameterBound::Together(exact.gradient.limit() + noise.gradient),
-                weight: WeightBound::Together(weights_together(plan.precision.compute) + noise.weight),
+                weight: WeightBound::Together(weights_together(plan, exact.gradient.limit()) + noise.weight),
             },
         }
     }
@@ -109,17 +109,18 @@ impl Bounds {
 
     /// The bounds of a precision. In 16 bits a sum rounds differently in every layout: an activation has an error of half
     /// a unit in its last place (2⁻⁹ in bf16, 2⁻¹² in fp16), and gradients are sums of products of such numbers.
-    fn of_precision(compute: Compute) -> Self {
-        use ParameterBound::Each;
+    fn of_precision(plan: &Plan) -> Self {
+        let compute = plan.precision.compute;
+        let (loss, norm, gradient) = match compute {
+            Compute::Fp32 => (1e-5, 1e-4, 1e-5),
+            Compute::Bf16 => (1e-3, 2e-2, 3e-2),
+            Compute::Fp16 => (1e-4, 5e-3, 5e-3),
+        };
         let weight = match compute {
             Compute::Fp32 => WeightBound::Elements,
-            Compute::Bf16 | Compute::Fp16 => WeightBound::Together(weights_together(compute)),
+            Compute::Bf16 | Compute::Fp16 => WeightBound::Together(weights_together(plan, gradient)),
         };
-        match compute {
-            Compute::Fp32 => Bounds { loss: 1e-5, norm: 1e-4, gradient: Each(1e-5), weight },
-            Compute::Bf16 => Bounds { loss: 1e-3, norm: 2e-2, gradient: Each(3e-2), weight },
-            Compute::Fp16 => Bounds { loss: 1e-4, norm: 5e-3, gradient: Each(5e-3), weight },
-        }
+        Bounds { loss, norm, gradient: ParameterBound::Each(gradient), weight }
     }
 
     /// Whether a difference is within the bounds.
@@ -148,12 +149,18 @@ impl Bounds {
     }
 }
 
-/// The bound on all weights as one vector. Codes add to it.
-fn weights_together(compute: Compute) -> f64 {
-    match compute {
+/// The bound on all weights as one vector, if gradients may differ by `gradient`. Codes add to it.
+fn weights_together(plan: &Plan, gradient: f64) -> f64 {
+    let rounding = match plan.precision.compute {
         Compute::Fp32 => 1e-4,
         Compute::Bf16 => 2e-2,
         Compute::Fp16 => 5e-3,
+    };
+    match plan.optimizer.kind {
+        OptimizerKind::AdamW { .. } => rounding,
+        OptimizerKind::Lion { .. } | OptimizerKind::Sgd { .. } => {
+            rounding + moved_apart(plan, gradient) / plan.model.init_std
+        }
     }
 }
 

@@ -334,6 +334,20 @@ const FEATURES: [LayoutSpec; 4] = [
     ),
 ];
 
+/// The layouts of the other optimizers.
+const OPTIMIZERS: [LayoutSpec; 4] = [
+    LayoutSpec("tp 2, sequence parallel, dp 2, ZeRO-1", [2, 1, 2], 1, "parallel.sequence_parallel=true"),
+    LayoutSpec("pp 2, dp 2, ZeRO-2", [1, 2, 2], 2, ""),
+    LayoutSpec("tp 2, pp 2, dp 2, ZeRO-3", [2, 2, 2], 3, ""),
+    LayoutSpec(
+        "dp 8, three levels without codes",
+        [1, 1, 8],
+        0,
+        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level sharding.quantize_weights=none \
+         sharding.quantize_gradients=none",
+    ),
+];
+
 /// The layouts of the 16-bit types.
 const PRECISIONS: [LayoutSpec; 7] = [
     LayoutSpec("cp 4, ring", [1, 1, 1], 0, "parallel.cp=4 parallel.cp_attention=ring"),
@@ -360,8 +374,8 @@ const PRODUCTS: [LayoutSpec; 6] = [
     LayoutSpec("selective", [1, 1, 1], 0, "memory.recompute=selective"),
 ];
 
-/// All layouts: those of the given model's family, some of the other families if `all_families`, some in each 16-bit type, and
-/// some with products in 8 bits.
+/// All layouts: those of the given model's family, some of the other families if `all_families`, some of the other
+/// optimizers, some in each 16-bit type, and some with products in 8 bits.
 pub fn layouts(all_families: bool) -> Vec<Layout> {
     let mut layouts: Vec<Layout> = COMMON.iter().map(|short| layout("", "", short)).collect();
     if all_families {
@@ -375,6 +389,20 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
         layouts.extend(FEATURES.iter().map(|short| layout("qwen2: ", qwen2, short)));
         layouts.extend(FEATURES.iter().map(|short| layout("qwen3: ", qwen3, short)));
         layouts.extend(FEATURES.iter().map(|short| layout("smollm3: ", smollm3, short)));
+    }
+    // An element that Lion turns disturbs the gradients of all others by about 2·rate relative to the norm of the weights, which
+    // must be less than gradients may differ in fp32.
+    for (name, settings) in [
+        ("lion: ", "optimizer.name=lion optimizer.lr=1e-5 optimizer.min_lr=1e-6"),
+        ("sgd: ", "optimizer.name=sgd optimizer.nesterov=true optimizer.lr=0.1"),
+    ] {
+        layouts.extend(OPTIMIZERS.iter().map(|short| layout(name, settings, short)));
+    }
+    for (name, settings) in [
+        ("lion, bf16: ", "optimizer.name=lion optimizer.lr=1e-3 precision.compute=bf16"),
+        ("sgd, bf16: ", "optimizer.name=sgd optimizer.nesterov=true optimizer.lr=0.1 precision.compute=bf16"),
+    ] {
+        layouts.push(layout(name, settings, &OPTIMIZERS[0]));
     }
     for (name, settings) in [("bf16: ", "precision.compute=bf16"), ("fp16: ", "precision.compute=fp16")] {
         layouts.extend(PRECISIONS.iter().map(|short| layout(name, settings, short)));

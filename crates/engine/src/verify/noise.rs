@@ -11,7 +11,7 @@
 //! number's power of two, so its root mean square is `2^-m / √12` of that, and `0.74` of it relative to numbers whose logarithms are
 //! spread evenly.
 
-use kintsugi_plan::{Codes, Integer, PhaseKind, Plan, Products, Quantized};
+use kintsugi_plan::{Codes, Integer, OptimizerKind, PhaseKind, Plan, Products, Quantized};
 use kintsugi_tensor::Float8;
 
 /// What codes may add to each difference.
@@ -45,8 +45,7 @@ impl Noise {
         let rounded = if in_8_bits { [Float8::E4M3, Float8::E5M2].map(rounding) } else { [0.0; 2] };
         let rounded = 2.0_f64.sqrt() * rounded[0].hypot(rounded[1]) * (0.5 * matrices).sqrt();
         let gradient = gradient.hypot(rounded);
-        // A step moves every weight by about the learning rate; a relative error of its gradient turns the step by as much.
-        let moved = gradient * plan.optimizer.lr * plan.run.steps as f64;
+        let moved = moved_apart(plan, gradient);
         // Random errors of all weights change the loss by their size times the gradient's norm.
         let loss = SENSITIVITY * (weights * plan.model.init_std + moved);
         Some(Noise { loss, norm: gradient, gradient, weight: weights + moved / plan.model.init_std })
@@ -63,6 +62,25 @@ fn rounding(format: Float8) -> f64 {
     // The mean of 1/f² over f from 1 to 2 whose logarithm is spread evenly.
     let share = (0.75 / (2.0 * std::f64::consts::LN_2)).sqrt();
     f64::exp2(-f64::from(format.mantissa())) / 12.0_f64.sqrt() * share
+}
+
+/// By how much the optimizer moves the weights of two runs apart whose gradients differ by `gradient`, relatively: a root mean
+/// square.
+pub(super) fn moved_apart(plan: &Plan, gradient: f64) -> f64 {
+    let rates = plan.optimizer.lr * plan.run.steps as f64;
+    match plan.optimizer.kind {
+        // A step moves every weight by about the learning rate; a relative error of its gradient turns the step by as much.
+        OptimizerKind::AdamW { .. } => gradient * rates,
+        // Of normally distributed numbers with such errors a share of `arctan(gradient) / π` has another sign. Each of them
+        // moves by twice the rate, at worst in every step.
+        OptimizerKind::Lion { .. } => 2.0 * rates * (gradient / std::f64::consts::PI).sqrt(),
+        // A step moves all weights together by the rate times the norm, as often as the momentum repeats it.
+        OptimizerKind::Sgd { momentum, .. } => {
+            let clip = plan.optimizer.clip;
+            let norm = if clip > 0.0 { clip } else { SENSITIVITY * (plan.model.vocab as f64).ln() };
+            gradient * rates * norm / (1.0 - momentum) / (plan.parameter_count() as f64).sqrt()
+        }
+    }
 }
 
 /// The root mean square error of one quantisation, relative to that of the numbers.

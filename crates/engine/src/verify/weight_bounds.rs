@@ -1,17 +1,25 @@
 //! How far apart the weights of two runs may be, if their gradients differ no more than they are allowed to.
 //!
+//! The bound of each element follows the reference step by step. Every gradient `g` may differ by `δ`.
+//!
 //! `AdamW` moves a weight by `rate · r` with `r = m̂ / (√v̂ + ε)`, where `m̂` is a weighted mean of the gradients so far and `√v̂` a
 //! weighted root mean square (arXiv 1711.05101). So `r` does not depend on the size of the gradients, and if those of an
-//! element are almost zero, differences as small as rounding turn it around. The bound of each element follows the reference
-//! step by step:
+//! element are almost zero, differences as small as rounding turn it around:
 //!
-//! - If every gradient `g` may differ by `δ`, then `m̂` differs by no more than the same mean of `δ`, `D₁`, and `√v̂` by no more
-//!   than the same root mean square of `δ`, `D₂` (the triangle inequality).
+//! - `m̂` differs by no more than the same mean of `δ`, `D₁`, and `√v̂` by no more than the same root mean square of `δ`, `D₂`
+//!   (the triangle inequality).
 //! - So `r` differs by no more than `(D₁ + |r|·D₂) / (max(√v̂ − D₂, 0) + ε)`.
 //! - It never differs by more than `|r| + C`: `C` is the largest `|m̂| / √v̂` that any gradients have (Cauchy–Schwarz), 1 at the
 //!   first step and little more at the next ones.
-//! - The weights differ by no more than the sum over the steps of `rate` times the smaller of the two. Weight decay makes
-//!   earlier differences smaller. Rounding of the weights adds a few units in the last place per step.
+//!
+//! `Lion` moves a weight by `rate · sign(c)`, where `c` is a weighted mean of the gradients so far (arXiv 2302.06675). If `|c|` is
+//! larger than the same mean of `δ`, both runs have the same sign. Otherwise they may be on both sides of zero, 2 apart.
+//!
+//! `SGD` moves a weight by `rate · b`, where `b` is a weighted sum of the gradients so far and of the decayed weights, and differs by
+//! no more than the same sum of `δ` and of the earlier differences of the weight.
+//!
+//! The weights differ by no more than the sum over the steps of `rate` times that. Decoupled weight decay makes earlier differences
+//! smaller. Rounding of the weights adds a few units in the last place per step.
 //!
 //! `δ` is the bound on gradients times `|g| + root mean square of the parameter's gradient`: an element is a sum of terms, and
 //! rounding is relative to the terms, which are as large for an element that is almost zero as for its neighbours. The bound
@@ -21,45 +29,47 @@
 
 use std::collections::BTreeMap;
 
-use kintsugi_plan::{Compute, Plan};
+use kintsugi_plan::{Compute, OptimizerKind, ParameterUpdate, Plan};
 use kintsugi_rank::WholeParameters;
 
 /// The bounds after the steps so far.
 pub(super) struct WeightBounds {
     /// The relative difference that gradients may have.
     gradient: f64,
-    betas: (f64, f64),
-    epsilon: f64,
+    kind: OptimizerKind,
+    /// What the optimizer does with each parameter.
+    parameter_updates: BTreeMap<String, ParameterUpdate>,
     /// Updates so far.
     updates: i32,
     /// `C²` without the bias corrections.
     largest_square: f64,
-    /// The sum of the largest updates so far.
-    moved: f64,
     parameters: BTreeMap<String, Vec<Element>>,
 }
 
 /// The state of one weight.
 #[derive(Clone, Copy, Default)]
 struct Element {
-    /// The moments of its gradient, without the bias corrections.
+    /// The states of its gradient, without bias corrections.
     first: f32,
     second: f32,
-    /// The moments of `δ`: the mean, and the mean square.
+    /// The states of `δ`. The second one is a mean square.
     first_error: f32,
     second_error: f32,
     /// The sum of the differences of its updates.
     bound: f32,
+    /// The sum of the largest updates so far.
+    moved: f32,
 }
 
-/// What one update has in common for all elements.
+/// What one update has in common for all elements of a parameter.
 #[derive(Clone, Copy)]
 struct Update {
-    betas: (f64, f64),
+    kind: OptimizerKind,
     /// `1 − βᵗ`.
     corrections: (f64, f64),
-    epsilon: f64,
     rate: f64,
+    /// λ.
+    decay: f64,
     /// `C`.
     largest: f64,
 }
@@ -67,32 +77,41 @@ struct Update {
 impl WeightBounds {
     /// Bounds of a run of a plan, whose gradients may differ by `gradient`, relatively.
     pub fn new(plan: &Plan, gradient: f64) -> Self {
-        let (betas, epsilon) = (plan.optimizer.betas, plan.optimizer.eps);
-        // Moments in 16 bits are rounded in every step, and a moment contains the last 1/(1 − β) roundings.
+        let kind = plan.optimizer.kind;
+        // States in 16 bits are rounded in every step, and a state contains the last 1/(1 − β) roundings.
         let rounding = if plan.precision.states == Compute::Bf16 { f64::exp2(-8.0) } else { 0.0 };
-        let rounding = rounding * (1.0 / (1.0 - betas.0) + 1.0 / (1.0 - betas.1));
+        let roundings = |beta: f64| 1.0 / (1.0 - beta);
+        let roundings = match kind {
+            OptimizerKind::AdamW { betas, .. } => roundings(betas.0) + roundings(betas.1),
+            OptimizerKind::Lion { betas } => roundings(betas.1),
+            OptimizerKind::Sgd { momentum, .. } => roundings(momentum),
+        };
+        let placed = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed);
         WeightBounds {
-            gradient: gradient + rounding,
-            betas,
-            epsilon,
+            gradient: gradient + rounding * roundings,
+            kind,
+            parameter_updates: placed
+                .map(|placed| (placed.parameter.name(), plan.optimizer.update_of(&placed.parameter)))
+                .collect(),
             updates: 0,
             largest_square: 0.0,
-            moved: 0.0,
             parameters: BTreeMap::new(),
         }
     }
 
     /// Adds an update with these gradients, which are multiplied by `factor` before, and this learning rate.
     pub fn add(&mut self, gradients: &WholeParameters, factor: f64, rate: f64) {
-        let (beta1, beta2) = self.betas;
         self.updates += 1;
+        let (beta1, beta2) = self.kind.corrected_betas();
         let corrections = (1.0 - beta1.powi(self.updates), 1.0 - beta2.powi(self.updates));
-        let earlier = if self.updates > 1 { self.largest_square * beta1 * beta1 / beta2 } else { 0.0 };
+        let earlier =
+            if self.updates > 1 && beta1 > 0.0 { self.largest_square * beta1 * beta1 / beta2 } else { 0.0 };
         self.largest_square = earlier + (1.0 - beta1).powi(2) / (1.0 - beta2);
         let largest = (self.largest_square * corrections.1).sqrt() / corrections.0;
-        self.moved += rate * largest;
-        let update = Update { betas: self.betas, corrections, epsilon: self.epsilon, rate, largest };
         for (name, gradients) in gradients {
+            let ParameterUpdate { lr_factor, weight_decay } = self.parameter_updates[name];
+            let (rate, decay) = (rate * lr_factor, weight_decay);
+            let update = Update { kind: self.kind, corrections, rate, decay, largest };
             let squares: f64 = gradients.iter().map(|&g| (f64::from(g) * factor).powi(2)).sum();
             let mean = (squares / gradients.len() as f64).sqrt();
             let largest_error = self.gradient * (2.0 * (gradients.len() as f64).ln()).sqrt().max(1.0);
@@ -113,7 +132,7 @@ impl WeightBounds {
         const ROUNDINGS: f64 = 6.0;
         let unit = ROUNDINGS * f64::from(self.updates) * f64::from(f32::EPSILON) / 2.0;
         let bound = |(element, &weight): (&Element, &f32)| {
-            (f64::from(element.bound) + unit * (f64::from(weight).abs() + self.moved)) as f32
+            (f64::from(element.bound) + unit * (f64::from(weight).abs() + f64::from(element.moved))) as f32
         };
         let parameter = |(name, elements): (&String, &Vec<Element>)| {
             (name.clone(), elements.iter().zip(&weights[name]).map(bound).collect())
@@ -125,22 +144,70 @@ impl WeightBounds {
 impl Element {
     /// Adds an update with a gradient that may differ by `error`.
     fn add(&mut self, update: Update, gradient: f64, error: f64) {
-        let Update { betas: (beta1, beta2), corrections, epsilon, rate, largest } = update;
-        let next = |moment: &mut f32, beta: f64, value: f64| {
-            let sum = beta * f64::from(*moment) + (1.0 - beta) * value;
-            *moment = sum as f32;
-            sum
+        let (most, difference) = match update.kind {
+            OptimizerKind::AdamW { betas, eps } => self.add_adamw(update, betas, eps, gradient, error),
+            OptimizerKind::Lion { betas } => self.add_lion(betas, gradient, error),
+            OptimizerKind::Sgd { momentum, nesterov } => {
+                self.add_sgd(update.decay, momentum, nesterov, gradient, error)
+            }
         };
-        let mean = next(&mut self.first, beta1, gradient) / corrections.0;
-        let root = (next(&mut self.second, beta2, gradient * gradient) / corrections.1).sqrt();
-        let mean_error = next(&mut self.first_error, beta1, error) / corrections.0;
-        let root_error = (next(&mut self.second_error, beta2, error * error) / corrections.1).sqrt();
-        if mean_error > 0.0 {
-            let step = mean.abs() / (root + epsilon);
-            let amplified = (mean_error + step * root_error) / ((root - root_error).max(0.0) + epsilon);
-            self.bound += (rate * amplified.min(step + largest)) as f32;
-        }
+        self.moved += (update.rate * most) as f32;
+        self.bound += (update.rate * difference) as f32;
     }
+
+    /// The largest step, and the difference of the step. The same holds for the next two.
+    fn add_adamw(
+        &mut self,
+        Update { corrections, largest, .. }: Update,
+        (beta1, beta2): (f64, f64),
+        epsilon: f64,
+        gradient: f64,
+        error: f64,
+    ) -> (f64, f64) {
+        let mean = next_mean(&mut self.first, beta1, gradient) / corrections.0;
+        let root = (next_mean(&mut self.second, beta2, gradient * gradient) / corrections.1).sqrt();
+        let mean_error = next_mean(&mut self.first_error, beta1, error) / corrections.0;
+        let root_error = (next_mean(&mut self.second_error, beta2, error * error) / corrections.1).sqrt();
+        if mean_error == 0.0 {
+            return (largest, 0.0);
+        }
+        let step = mean.abs() / (root + epsilon);
+        let amplified = (mean_error + step * root_error) / ((root - root_error).max(0.0) + epsilon);
+        (largest, amplified.min(step + largest))
+    }
+
+    fn add_lion(&mut self, (beta1, beta2): (f64, f64), gradient: f64, error: f64) -> (f64, f64) {
+        let mean = |earlier: f32, value: f64| beta1 * f64::from(earlier) + (1.0 - beta1) * value;
+        let (direction, direction_error) = (mean(self.first, gradient), mean(self.first_error, error));
+        next_mean(&mut self.first, beta2, gradient);
+        next_mean(&mut self.first_error, beta2, error);
+        let may_turn = direction_error > 0.0 && direction.abs() <= direction_error;
+        (1.0, if may_turn { 2.0 } else { 0.0 })
+    }
+
+    fn add_sgd(
+        &mut self,
+        decay: f64,
+        momentum: f64,
+        nesterov: bool,
+        gradient: f64,
+        error: f64,
+    ) -> (f64, f64) {
+        let error = error + decay * f64::from(self.bound);
+        let sum = |state: &mut f32, value: f64| {
+            let sum = momentum * f64::from(*state) + value;
+            *state = sum as f32;
+            if nesterov { value + momentum * sum } else { sum }
+        };
+        (sum(&mut self.first, gradient.abs()), sum(&mut self.first_error, error))
+    }
+}
+
+/// The next value of a mean that forgets by `beta`.
+fn next_mean(mean: &mut f32, beta: f64, value: f64) -> f64 {
+    let next = beta * f64::from(*mean) + (1.0 - beta) * value;
+    *mean = next as f32;
+    next
 }
 
 #[cfg(test)]
@@ -173,7 +240,7 @@ mod tests {
     }
 
     fn whole(values: &[f64]) -> WholeParameters {
-        WholeParameters::from([("bias".to_owned(), values.iter().map(|&x| x as f32).collect())])
+        WholeParameters::from([(NAME.to_owned(), values.iter().map(|&x| x as f32).collect())])
     }
 
     /// The recording of a run whose weights started at zero.
@@ -190,16 +257,33 @@ mod tests {
 
     const RATE: f64 = 1e-3;
 
-    /// `AdamW` by its definition, without decay, from zero.
+    const NAME: &str = "layer.0.query_weight";
+
+    /// An optimizer by its definition, from zero. Only SGD has decay.
     fn train(plan: &Plan, gradients: &[Vec<f64>; 3]) -> Vec<f64> {
-        let ((beta1, beta2), epsilon) = (plan.optimizer.betas, plan.optimizer.eps);
         let train = |i: usize| {
             let (mut weight, mut first, mut second) = (0.0, 0.0, 0.0);
             for (step, values) in (1..).zip(gradients) {
-                first = beta1 * first + (1.0 - beta1) * values[i];
-                second = beta2 * second + (1.0 - beta2) * values[i] * values[i];
-                let root = (second / (1.0 - beta2.powi(step))).sqrt();
-                weight -= RATE * (first / (1.0 - beta1.powi(step))) / (root + epsilon);
+                let g = values[i];
+                weight -= RATE
+                    * match plan.optimizer.kind {
+                        OptimizerKind::AdamW { betas: (beta1, beta2), eps } => {
+                            first = beta1 * first + (1.0 - beta1) * g;
+                            second = beta2 * second + (1.0 - beta2) * g * g;
+                            let root = (second / (1.0 - beta2.powi(step))).sqrt();
+                            (first / (1.0 - beta1.powi(step))) / (root + eps)
+                        }
+                        OptimizerKind::Lion { betas: (beta1, beta2) } => {
+                            let direction: f64 = beta1 * first + (1.0 - beta1) * g;
+                            first = beta2 * first + (1.0 - beta2) * g;
+                            direction.signum()
+                        }
+                        OptimizerKind::Sgd { momentum, nesterov } => {
+                            let g = g + plan.optimizer.weight_decay * weight;
+                            first = momentum * first + g;
+                            if nesterov { g + momentum * first } else { first }
+                        }
+                    };
             }
             weight
         };
@@ -238,7 +322,7 @@ mod tests {
             let difference = compare(&reference, &recording(&gradients, &weights));
             (Bounds::of(&plan).broken_by(&difference), difference.unexplained_of)
         };
-        let refused = (vec!["weight"], "bias".to_owned());
+        let refused = (vec!["weight"], NAME.to_owned());
         assert_eq!(differs(0, 1e-3 * RATE), refused, "an ordinary element, by a thousandth of a step");
         assert_eq!(
             differs(9, 7.0 * RATE),
@@ -249,6 +333,45 @@ mod tests {
         assert!(differs(9, RATE).0.is_empty());
     }
 
+    /// The bounds of the other optimizers, and by how much of them runs whose gradients differ are apart.
+    fn shares(settings: &str, disturbed: &[Vec<f64>; 3]) -> (WholeParameters, Vec<f64>) {
+        let plan = ConfigSource::demo().sets(settings.split_whitespace()).plan().expect("a legal config");
+        let gradients = gradients();
+        let (reference, weights) = reference(&plan, &gradients);
+        let (bounds, other) = (reference.weight_bounds.expect("in fp32"), train(&plan, disturbed));
+        let differences = weights.iter().zip(other).map(|(a, b)| (a - b).abs());
+        let shares = differences.zip(&bounds[NAME]).map(|(by, &bound)| by / f64::from(bound)).collect();
+        (bounds, shares)
+    }
+
+    #[test]
+    fn lion_turns_only_where_its_direction_is_almost_zero() {
+        let (bounds, shares) = shares("optimizer.name=lion", &disturbed(&gradients()));
+        assert!(shares.iter().all(|&share| share <= 1.0), "{shares:?}");
+        assert!(shares[9] > 0.3, "an element turned around: {shares:?}");
+        let bound = |element: usize| f64::from(bounds[NAME][element]) / RATE;
+        assert!((5.9..6.1).contains(&bound(9)), "there and back in each of three steps: {}", bound(9));
+        assert!(bound(0) < 1e-4, "rounding alone: {}", bound(0));
+    }
+
+    #[test]
+    fn sgd_amplifies_nothing_but_what_its_momentum_keeps() {
+        for settings in [
+            "optimizer.name=sgd",
+            "optimizer.name=sgd optimizer.nesterov=true optimizer.weight_decay=10",
+            "optimizer.name=sgd optimizer.momentum=0",
+        ] {
+            let (bounds, shares) = shares(settings, &disturbed(&gradients()));
+            assert!(shares.iter().all(|&share| share <= 1.0), "{settings}: {shares:?}");
+            assert!(shares[1] > 0.01, "{settings}: the bound is of the size of the difference: {shares:?}");
+            // Nine gradients of 0.02 that differ by 1e-5 times √(2 ln 64) times two.
+            assert!(
+                bounds[NAME].iter().all(|&bound| f64::from(bound) < 2e-5 * RATE),
+                "{settings}: {bounds:?}"
+            );
+        }
+    }
+
     #[test]
     fn an_element_without_gradients_stays() {
         let (plan, mut gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
@@ -256,7 +379,7 @@ mod tests {
             values[3] = 0.0;
         }
         let (reference, _) = reference(&plan, &gradients);
-        let bound = reference.weight_bounds.expect("in fp32")["bias"][3];
+        let bound = reference.weight_bounds.expect("in fp32")[NAME][3];
         assert!(f64::from(bound) < 1e-5 * RATE, "only rounding: {bound:e}");
     }
 }

@@ -71,7 +71,7 @@ impl Choices {
         write!(
             text,
             "[memory]\nrecompute = \"{}\"\nattention = \"{}\"\n[precision]\ncompute = \"{}\"\ngradients = \"{}\"\n\
-             states = \"{}\"\n[cluster]\n{}\n[run]\ndevice = \"cpu\"\neval_every = {}\n\
+             states = \"{}\"\n[cluster]\n{}\n[optimizer]\n{}\n[run]\ndevice = \"cpu\"\neval_every = {}\n\
              [data]\nsource = \"corpus\"\nmask_documents = {}\n",
             self.of(&["none", "selective", "full"]),
             self.of(&["flash", "plain"]),
@@ -87,6 +87,7 @@ impl Choices {
                 "per_package = 2\nper_node = 4\nnodes_per_pod = 2",
                 "per_node = 2\nnodes_per_pod = 4",
             ]),
+            self.of(&["", "name = \"lion\"", "name = \"sgd\"", "name = \"sgd\"\nmomentum = 0.0"]),
             self.of(&["0", "1"]),
             self.of(&["true", "false"]),
         )

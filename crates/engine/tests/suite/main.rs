@@ -6,6 +6,7 @@ mod emulated_links;
 mod generation;
 mod gpu;
 mod hip;
+mod optimizers;
 mod overlapped_steps;
 mod placement;
 mod resume;

@@ -82,6 +82,8 @@ fn on_the_same_layout_not_a_bit_is_different() {
     for settings in [
         &["sharding.zero=0"][..],
         &["sharding.zero=2", "precision.compute=bf16", "precision.states=bf16"],
+        &["sharding.zero=1", "optimizer.name=lion", "precision.states=bf16"],
+        &["sharding.zero=3", "optimizer.name=sgd", "precision.compute=bf16"],
         &["sharding.zero=3", "precision.compute=fp16", "parallel.schedule=zero-bubble"],
         &[
             "sharding.zero=1",
@@ -127,10 +129,10 @@ impl Choices {
     }
 
     /// A random layout of a model, legal or not.
-    fn layout(&mut self, model: &str) -> String {
+    fn layout(&mut self, model: &str, optimizer: &str) -> String {
         let mut text = format!(
             "[model]\npreset = \"demo\"\nlayers = 4\nhidden = 32\nffn = 64\nheads = 4\nvocab = 200\n{model}\n\
-             [optimizer]\nwarmup = 2\n[run]\nsteps = 4\ncheckpoint_every = 2\n"
+             [optimizer]\nwarmup = 2\n{optimizer}\n[run]\nsteps = 4\ncheckpoint_every = 2\n"
         );
         let schedule = self.of(&["gpipe", "1f1b", "interleaved", "zero-bubble"]);
         let chunks = if schedule == "interleaved" { "2" } else { "1" };
@@ -164,9 +166,9 @@ impl Choices {
     }
 
     /// The next legal one.
-    fn legal(&mut self, model: &str) -> (String, Plan) {
+    fn legal(&mut self, model: &str, optimizer: &str) -> (String, Plan) {
         loop {
-            let text = self.layout(model);
+            let text = self.layout(model, optimizer);
             match ConfigSource::text(&text).plan() {
                 Ok(plan) if plan.mesh.ranks() <= 12 => return (text, plan),
                 _ => {}
@@ -184,7 +186,9 @@ fn on_any_other_layout_the_curve_is_the_same() {
             "family = \"neox\"\ntied = false",
             "family = \"llama\"\nkv_heads = 4",
         ]);
-        let ((first_text, first), (second_text, second)) = (choices.legal(model), choices.legal(model));
+        let optimizer = choices.of(&["", "name = \"lion\"", "name = \"sgd\"\nnesterov = true"]);
+        let ((first_text, first), (second_text, second)) =
+            (choices.legal(model, optimizer), choices.legal(model, optimizer));
         let (whole, parts) = (folder("reshard-whole"), folder("reshard-parts"));
         let uninterrupted = run(&first, None, &whole);
         let resumed = run(&second, Some(&CheckpointFolder::of_run(&whole).of_step(2)), &parts);
@@ -201,10 +205,27 @@ fn on_any_other_layout_the_curve_is_the_same() {
     }
 }
 
+#[test]
+fn an_optimizer_with_other_states_is_refused() {
+    let out = folder("resume-optimizer");
+    let first = plan(&["optimizer.name=sgd"]);
+    run(&first, None, &out);
+    let checkpoint = Checkpoint::open(&CheckpointFolder::of_run(&out).of_step(3)).expect("it is whole");
+    let refused =
+        |settings: &[&str]| checkpoint.batches_consumed(&plan(settings)).err().map(|error| error.to_string());
+    assert_eq!(refused(&["optimizer.name=sgd", "optimizer.nesterov=true"]), None);
+    let sentence = "it was trained with optimizer.name = \"sgd\" and momentum = 0.9, and optimizer.name = \"adamw\" has \
+                    other states; use the same optimizer, or start from the weights alone by model.init";
+    assert!(refused(&[]).expect("refused").ends_with(sentence), "{:?}", refused(&[]));
+    let without = refused(&["optimizer.name=sgd", "optimizer.momentum=0"]).expect("refused");
+    assert!(without.contains("and optimizer.name = \"sgd\" and momentum = 0 has other states"), "{without}");
+}
+
 /// All stored tensors of a checkpoint.
 fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, StoredTensor), Vec<u32>> {
     let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter);
-    let all = parameters.flat_map(|parameter| StoredTensor::ALL.map(|stored| (parameter, stored)));
+    let all = parameters
+        .flat_map(|parameter| plan.stored_tensors().into_iter().map(move |stored| (parameter, stored)));
     all.map(|(parameter, stored)| {
         let mut values = vec![0.0; parameter.valid_elements()];
         checkpoint.read(Elements::of(&parameter, stored), &mut values).expect("all is there");
@@ -231,11 +252,11 @@ fn cut_anew_it_holds_the_same_numbers() {
     ] {
         let other = plan(&[&settings[..], &["precision.states=bf16"]].concat());
         let path = out.join(format!("cut-{}", settings[0]));
-        write(&path, &other, &original, &StoredTensor::ALL, original.progress(), None)
+        write(&path, &other, &original, &other.stored_tensors(), original.progress(), None)
             .expect("it is written");
         let cut = Checkpoint::open(&path).expect("it is whole");
         assert_eq!((cut.progress(), contents(&cut, &other)), (original.progress(), before.clone()));
-        let again = write(&path, &other, &original, &StoredTensor::ALL, original.progress(), None);
+        let again = write(&path, &other, &original, &other.stored_tensors(), original.progress(), None);
         assert!(again.expect_err("what is there stays").to_string().ends_with("it already exists"));
     }
 }

@@ -24,7 +24,7 @@ use serde_json::Value;
 const TOLERANCE: f64 = 1e-4;
 
 /// The folder of all fixtures.
-fn fixtures() -> PathBuf {
+pub(crate) fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures")
 }
 
@@ -35,13 +35,13 @@ fn names() -> Vec<String> {
 }
 
 /// A folder that transformers saved, and what transformers computes with it.
-struct Fixture {
-    folder: HuggingFaceFolder,
+pub(crate) struct Fixture {
+    pub(crate) folder: HuggingFaceFolder,
     expected: Value,
 }
 
 impl Fixture {
-    fn open(name: &str) -> Self {
+    pub(crate) fn open(name: &str) -> Self {
         let path = fixtures().join(name);
         let expected = std::fs::read(path.join("expected.json")).expect("the fixture is there");
         let expected = serde_json::from_slice(&expected).expect("the fixture is JSON");
@@ -54,20 +54,37 @@ impl Fixture {
     }
 
     /// Samples with one token more than a sequence.
-    fn windows(&self) -> Vec<Vec<u32>> {
+    pub(crate) fn windows(&self) -> Vec<Vec<u32>> {
         serde_json::from_value(self.expected["windows"].clone()).expect("lists of tokens")
     }
 
     /// The plan of the folder's model, with the optimizer of the fixture.
     fn plan(&self, settings: &[&str]) -> Plan {
-        let optimizer = &self.expected["optimizer"];
-        let setting = |key: &str| format!("optimizer.{key}={}", optimizer[key]);
-        let optimizer = ["lr", "betas", "eps", "weight_decay", "clip"].map(setting);
+        self.plan_with(&self.expected["optimizer"], settings)
+    }
+
+    /// The plan of the folder's model, with these keys of `[optimizer]`.
+    pub(crate) fn plan_with(&self, optimizer: &Value, settings: &[&str]) -> Plan {
+        let optimizer = optimizer.as_object().expect("a table").iter();
+        let optimizer = optimizer.map(|(key, value)| format!("optimizer.{key}={}", as_toml(value)));
         let text = format!("batch = {{ sequence = {}, global = 4 }}", self.windows()[0].len() - 1);
         let source =
             ConfigSource::text(text).sets(optimizer).set("optimizer.schedule=constant").sets(settings);
         let source = source.with_init_model(self.folder.model()).expect("nothing is given twice");
         source.plan().expect("a legal config")
+    }
+}
+
+/// A value as TOML, whose tables are not those of JSON.
+fn as_toml(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(", ");
+    match value {
+        Value::Object(table) => {
+            let entries = table.iter().map(|(key, value)| format!("{key} = {}", as_toml(value)));
+            format!("{{ {} }}", joined(entries.collect()))
+        }
+        Value::Array(list) => format!("[{}]", joined(list.iter().map(as_toml).collect())),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
     }
 }
 
@@ -139,14 +156,14 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
 }
 
 /// Repeats the fixture's batches.
-struct Batches<'a> {
-    windows: &'a [Vec<u32>],
+pub(crate) struct Batches<'a> {
+    pub(crate) windows: &'a [Vec<u32>],
     /// Samples per micro-batch. A step has `per_step` micro-batches.
-    micro: usize,
-    per_step: usize,
-    step: &'a Cell<usize>,
-    tokens: Vec<u32>,
-    targets: Vec<u32>,
+    pub(crate) micro: usize,
+    pub(crate) per_step: usize,
+    pub(crate) step: &'a Cell<usize>,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) targets: Vec<u32>,
 }
 
 impl TokenSource for Batches<'_> {
@@ -180,7 +197,7 @@ fn losses(fixture: &Fixture, settings: &[&str]) -> Vec<f64> {
     ranks.expect("no rank fails").swap_remove(0)
 }
 
-fn assert_close(what: &str, ours: &[f64], theirs: &[f64]) {
+pub(crate) fn assert_close(what: &str, ours: &[f64], theirs: &[f64]) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(worst <= TOLERANCE, "{what} differ by {worst:e}");

@@ -6,6 +6,7 @@ use kintsugi_tensor::{Backend, DType};
 
 use crate::support::{COMPUTE, Draw, PACK, Pair, WAVE, kernels, pointer, random, random_cases, size, suffix};
 
+const Z_LOSS: f64 = 0.0625;
 const FACTOR: f64 = 0.25;
 
 /// A vocabulary in one part: loss and gradient in one pass where a row is whole packs, and in three kernels.
@@ -38,6 +39,7 @@ fn one_part() {
                     loss: loss.cpu.view(),
                     scale: Some(scale.cpu.view()),
                     factor: FACTOR,
+                    z_loss: Z_LOSS,
                     parts: 1,
                     first: 0,
                     valid,
@@ -48,7 +50,7 @@ fn one_part() {
                 let (name, wide) = (suffix(dtype), columns.is_multiple_of(PACK));
                 let row: [Argument; 3] = [size(0), size(valid), size(columns)];
                 let tensors = [pointer(&logits), pointer(&targets), pointer(&statistics)];
-                let factors = [pointer(&scale), (FACTOR as f32).into()];
+                let factors = [pointer(&scale), (FACTOR as f32).into(), (Z_LOSS as f32).into()];
                 if whole {
                     let grid = grid.shared(columns * dtype.bytes());
                     let arguments = [&tensors[..], &factors, &row].concat();
@@ -108,6 +110,7 @@ fn two_parts() {
             loss: loss.cpu.view(),
             scale: Some(scale.cpu.view()),
             factor: 1.0,
+            z_loss: Z_LOSS,
             parts: 2,
             first: part * columns,
             valid: columns,
@@ -122,6 +125,7 @@ fn two_parts() {
             pointer(&statistics),
             pointer(&scale),
             1.0_f32.into(),
+            (Z_LOSS as f32).into(),
             size(part * columns),
             size(columns),
             size(rows),

@@ -1,9 +1,9 @@
-//! The end of a step: sums of squares, the step's control values, and `AdamW`.
+//! The end of a step: sums of squares, the step's control values, and the updates.
 
 use kintsugi_gfx90a::{Argument, Grid};
 use kintsugi_tensor::ops::{
-    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, UpdateControl,
-    control,
+    LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, Update, UpdateControl,
+    UpdateRule, control,
 };
 use kintsugi_tensor::{Backend, DType};
 
@@ -88,6 +88,7 @@ fn control_goes_through_good_and_bad_steps() {
         (RateCurve::Constant, dynamic, 1.0),
         (RateCurve::Cosine, None, 0.0),
         (RateCurve::InverseSqrt, None, 0.0),
+        (RateCurve::Sqrt, None, 0.0),
     ];
     let steps = [(1024.0, 6.0), (16.0, 5.0), (f32::INFINITY, 5.0), (1.0, f32::NAN), (0.0, 4.0), (9.0, 3.0)];
     for (curve, scaler, clip) in cases {
@@ -127,25 +128,37 @@ fn control_goes_through_good_and_bad_steps() {
 struct Tensors {
     gradient: Both,
     master: Both,
-    moments: [Both; 2],
+    states: [Both; 2],
     weights: Option<Both>,
 }
 
+/// Every rule, with and without states.
+const RULES: [UpdateRule; 5] = [
+    UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 },
+    UpdateRule::Lion { betas: (0.9, 0.99) },
+    UpdateRule::Sgd { momentum: 0.9, nesterov: false },
+    UpdateRule::Sgd { momentum: 0.9, nesterov: true },
+    UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+];
+
 #[test]
-fn adamw_updates_or_skips() {
+fn every_rule_updates_or_skips() {
     const LEN: usize = 5003;
     let Some(code) = kernels("optimizer") else { return };
     let mut pair = Pair::new(code, 3);
-    let segments =
-        [Segment { start: 0, len: 1000, decay: true }, Segment { start: 1003, len: 4000, decay: false }];
-    for gradients in COMPUTE {
-        for (moments, weights, skip) in [
+    let segments = [
+        Segment { start: 0, len: 1000, rate_factor: 1.0, decay: 0.1 },
+        Segment { start: 1003, len: 4000, rate_factor: 0.5, decay: 0.0 },
+    ];
+    for (rule, gradients) in RULES.into_iter().flat_map(|rule| COMPUTE.map(|gradients| (rule, gradients))) {
+        for (states, weights, skip) in [
             (DType::F32, None, 0.0),
             (DType::F32, Some(DType::BF16), 0.0),
             (DType::BF16, Some(DType::F16), 0.0),
             (DType::F32, Some(DType::F16), 1.0),
         ] {
-            let what = format!("AdamW, {gradients:?}, moments {moments:?}, weights {weights:?}, skip {skip}");
+            let what =
+                format!("{rule:?}, {gradients:?}, states {states:?}, weights {weights:?}, skip {skip}");
             let mut slots = [0.5; control::LEN];
             slots[control::SKIP] = skip;
             slots[control::RATE] = 0.01;
@@ -154,28 +167,22 @@ fn adamw_updates_or_skips() {
             let tensors = Tensors {
                 gradient: pair.random("gradient", LEN, gradients, 1),
                 master: pair.random("master", LEN, DType::F32, 2),
-                moments: [
-                    pair.random("moments", LEN, moments, 3),
-                    pair.numbers("moments", &squares, moments),
-                ],
+                states: [pair.random("states", LEN, states, 3), pair.numbers("states", &squares, states)],
                 weights: weights.map(|dtype| pair.blank("weights", LEN, dtype)),
             };
-            pair.cpu.adamw(AdamW {
+            pair.cpu.update(Update {
                 parameters: &[Parameters {
                     gradient: tensors.gradient.cpu.view(),
                     master: tensors.master.cpu.view(),
-                    first_moment: tensors.moments[0].cpu.view(),
-                    second_moment: tensors.moments[1].cpu.view(),
+                    states: [0, 1].map(|i| (i < rule.states()).then_some(tensors.states[i].cpu.view())),
                     weights: tensors.weights.as_ref().map(|weights| weights.cpu.view()),
                     segments: &segments,
                 }],
                 control: slots.cpu.view(),
-                betas: (0.9, 0.95),
-                epsilon: 1e-8,
-                weight_decay: 0.1,
+                rule,
             });
-            launch(&mut pair, &tensors, &segments, &slots);
-            let [first, second] = &tensors.moments;
+            launch(&mut pair, rule, &tensors, &segments, &slots);
+            let [first, second] = &tensors.states;
             for result in [&tensors.master, first, second].into_iter().chain(&tensors.weights) {
                 pair.agree(result, &what);
             }
@@ -183,26 +190,29 @@ fn adamw_updates_or_skips() {
     }
 }
 
-fn launch(pair: &mut Pair, tensors: &Tensors, segments: &[Segment], slots: &Both) {
+fn launch(pair: &mut Pair, rule: UpdateRule, tensors: &Tensors, segments: &[Segment], slots: &Both) {
     let (mut words, mut blocks) = (Vec::new(), 0);
     for segment in segments {
         let at = |both: &Both| both.address + (segment.start * both.cpu.dtype().bytes()) as u64;
-        let [first, second] = &tensors.moments;
-        words.extend([&tensors.gradient, &tensors.master, first, second].map(at));
+        words.extend([&tensors.gradient, &tensors.master].map(at));
+        words.extend([0, 1].map(|i| if i < rule.states() { at(&tensors.states[i]) } else { NULL }));
         words.push(tensors.weights.as_ref().map_or(NULL, at));
-        words.extend([segment.len as u64, block_and_flag(blocks, segment.decay), 0]);
+        let [rate_factor, decay] =
+            [segment.rate_factor, segment.decay].map(|x| u64::from((x as f32).to_bits()));
+        words.extend([segment.len as u64, blocks as u64, rate_factor | decay << 32]);
         blocks += segment.len.div_ceil(UPDATE_CHUNK);
     }
     let weights = tensors.weights.as_ref().map_or(DType::BF16, |weights| weights.cpu.dtype());
-    let types = [tensors.gradient.cpu.dtype(), tensors.moments[0].cpu.dtype(), weights].map(suffix);
-    let arguments = [
-        table(&words, UPDATE_TABLE),
-        (segments.len() as u32).into(),
-        pointer(slots),
-        0.9_f32.into(),
-        0.95_f32.into(),
-        1e-8_f32.into(),
-        0.1_f32.into(),
-    ];
-    pair.launch(&format!("adamw_{}", types.join("_")), Grid::new(blocks, THREADS), &arguments);
+    let types = [tensors.gradient.cpu.dtype(), tensors.states[0].cpu.dtype(), weights].map(suffix);
+    let mut arguments = vec![table(&words, UPDATE_TABLE), (segments.len() as u32).into(), pointer(slots)];
+    let number = |number: f64| Argument::from(number as f32);
+    match rule {
+        UpdateRule::AdamW { betas, epsilon } => arguments.extend([betas.0, betas.1, epsilon].map(number)),
+        UpdateRule::Lion { betas } => arguments.extend([betas.0, betas.1].map(number)),
+        UpdateRule::Sgd { momentum, nesterov } => {
+            arguments.extend([number(momentum), u32::from(nesterov).into()]);
+        }
+    }
+    let name = format!("{}_{}", rule.name(), types.join("_"));
+    pair.launch(&name, Grid::new(blocks, THREADS), &arguments);
 }

@@ -70,11 +70,12 @@ template <class T> struct Row {
         }
     }
 
-    // (softmax − one_hot) · whole, from the packs in `from`. The gradient at the target is rounded once, from its own
+    // (softmax · more − one_hot) · whole, from the packs in `from`; more = 1 + 2·z·ln Σ exp(x) adds the z-loss. The gradient at the target is rounded once, from its own
     // logit, not by a subtraction after rounding; the thread that wrote the column writes it again.
     __device__ void make_gradient(const T *from, float maximum, float sum, int target, float target_logit,
-                                  float whole) const {
-        const float scaled = origin(maximum) * LOG2_E, share = whole / sum;
+                                  float whole, float z_loss) const {
+        const float scaled = origin(maximum) * LOG2_E, more = 1.0f + 2.0f * z_loss * (logf(sum) + maximum);
+        const float share = whole * more / sum;
 #pragma unroll 4
         for (int i = threadIdx.x; i < packs; i += blockDim.x) {
             float x[PACK];
@@ -88,7 +89,7 @@ template <class T> struct Row {
         if (target < 0 || target >= valid) return;
         const int single = target - packs * PACK, turn = single < 0 ? target / PACK : single;
         if (turn % blockDim.x == threadIdx.x)
-            at[target] = narrow<T>((exponential(target_logit, scaled) / sum - 1.0f) * whole);
+            at[target] = narrow<T>((exponential(target_logit, scaled) / sum * more - 1.0f) * whole);
     }
 };
 
@@ -119,8 +120,8 @@ __device__ void statistics(const T *__restrict__ logits, const token *__restrict
 
 template <class T>
 __device__ void cross_entropy_whole(T *logits, const token *__restrict__ targets, float *__restrict__ statistics,
-                                    const float *__restrict__ scale, float factor, size first, size valid,
-                                    size columns) {
+                                    const float *__restrict__ scale, float factor, float z_loss, size first,
+                                    size valid, size columns) {
     extern __shared__ uint4 shared[];
     T *kept = reinterpret_cast<T *>(shared);
     const Row<T> row(logits, valid, columns, true);
@@ -145,7 +146,7 @@ __device__ void cross_entropy_whole(T *logits, const token *__restrict__ targets
     row.add_packs(of, kept, next, row.packs);
     of.combine();
     keep(statistics, of, target_logit);
-    row.make_gradient(kept, of.maximum, of.sum, target, target_logit, factor * scale[0]);
+    row.make_gradient(kept, of.maximum, of.sum, target, target_logit, factor * scale[0], z_loss);
 }
 
 // A row's maximum, Σ exp(x − maximum) and target logit over all parts, combined in the order of the parts.
@@ -187,12 +188,12 @@ extern "C" __global__ void cross_entropy_loss(const float *__restrict__ statisti
 
 template <class T>
 __device__ void cross_entropy(T *logits, const token *__restrict__ targets, const float *__restrict__ statistics,
-                              const float *__restrict__ scale, float factor, size first, size valid, size rows,
-                              size columns, int parts, bool wide) {
+                              const float *__restrict__ scale, float factor, float z_loss, size first, size valid,
+                              size rows, size columns, int parts, bool wide) {
     const Combined of(statistics, blockIdx.x, rows, parts);
     const Row<T> row(logits, valid, columns, wide);
     const int target = column_of(targets[blockIdx.x], first, valid);
-    row.make_gradient(row.at, of.maximum, of.sum, target, of.target, factor * scale[0]);
+    row.make_gradient(row.at, of.maximum, of.sum, target, of.target, factor * scale[0], z_loss);
 }
 
 #define DEFINE(NAME, T)                                                                                               \
@@ -202,12 +203,12 @@ __device__ void cross_entropy(T *logits, const token *__restrict__ targets, cons
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(512)                                                                 \
         cross_entropy_whole_##NAME(T *logits, const token *targets, float *statistics, const float *scale,            \
-                                   float factor, size first, size valid, size columns) {                              \
-        cross_entropy_whole(logits, targets, statistics, scale, factor, first, valid, columns);                       \
+                                   float factor, float z_loss, size first, size valid, size columns) {                \
+        cross_entropy_whole(logits, targets, statistics, scale, factor, z_loss, first, valid, columns);               \
     }                                                                                                                 \
     extern "C" __global__ void cross_entropy_##NAME(T *logits, const token *targets, const float *statistics,         \
-                                                    const float *scale, float factor, size first, size valid,         \
-                                                    size rows, size columns, int parts, bool wide) {                  \
-        cross_entropy(logits, targets, statistics, scale, factor, first, valid, rows, columns, parts, wide);          \
+                                                    const float *scale, float factor, float z_loss, size first,       \
+                                                    size valid, size rows, size columns, int parts, bool wide) {      \
+        cross_entropy(logits, targets, statistics, scale, factor, z_loss, first, valid, rows, columns, parts, wide);  \
     }
 FOR_TYPES(DEFINE)

@@ -60,6 +60,7 @@ fn cross_entropy(backend: &TestBackend, case: Case, wanted: bool) -> Vec<Buffer>
             loss: loss.view(),
             scale: wanted.then_some(scale.view()),
             factor: 1.0 / rows as f64,
+            z_loss: 0.0625,
             rows,
             columns,
         });
@@ -103,6 +104,7 @@ fn a_logit_that_is_not_finite_shows_in_the_loss() {
             loss: loss.view(),
             scale: None,
             factor: 1.0,
+            z_loss: 0.0,
             rows,
             columns,
         });

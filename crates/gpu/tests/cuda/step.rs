@@ -2,8 +2,8 @@
 
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
-    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, UpdateControl,
-    control,
+    LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, Update, UpdateControl,
+    UpdateRule, control,
 };
 
 use crate::test_backend::{COMPUTE, agree, any_gpu, random};
@@ -21,8 +21,9 @@ const CONSTANT: LearningRate = LearningRate {
 fn the_control_goes_through_good_and_bad_steps() {
     let Some(gpu) = any_gpu() else { return };
     let steps = [(1024.0, 6.0), (16.0, 5.0), (f32::INFINITY, 5.0), (1.0, f32::NAN), (0.0, 4.0), (9.0, 3.0)];
-    let [cosine, linear, inverse_sqrt] = [RateCurve::Cosine, RateCurve::Linear, RateCurve::InverseSqrt]
-        .map(|curve| LearningRate { curve, ..CONSTANT });
+    let [cosine, linear, inverse_sqrt, sqrt] =
+        [RateCurve::Cosine, RateCurve::Linear, RateCurve::InverseSqrt, RateCurve::Sqrt]
+            .map(|curve| LearningRate { curve, ..CONSTANT });
     let late = LearningRate { decay_start: 3, ..linear };
     let dynamic = Some(LossScaler { window: 2, largest: 16.0 });
     let cases = [
@@ -31,6 +32,7 @@ fn the_control_goes_through_good_and_bad_steps() {
         (linear, None, 0.0),
         (late, None, 0.0),
         (inverse_sqrt, None, 0.0),
+        (sqrt, None, 0.0),
     ];
     for (rate, scaler, clip) in cases {
         agree(&gpu, DType::F32, &format!("control with {rate:?} and {scaler:?}"), |backend| {
@@ -58,18 +60,28 @@ fn the_control_goes_through_good_and_bad_steps() {
     }
 }
 
+/// Every rule, with and without states.
+const RULES: [UpdateRule; 5] = [
+    UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 },
+    UpdateRule::Lion { betas: (0.9, 0.99) },
+    UpdateRule::Sgd { momentum: 0.9, nesterov: false },
+    UpdateRule::Sgd { momentum: 0.9, nesterov: true },
+    UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+];
+
 #[test]
-fn adamw_updates_or_skips() {
+fn every_rule_updates_or_skips() {
     const LEN: usize = 5003 + 150 * 7;
     let Some(gpu) = any_gpu() else { return };
-    let segments =
-        [Segment { start: 0, len: 1000, decay: true }, Segment { start: 1003, len: 4000, decay: false }];
-    let small: Vec<Segment> = (0..150).map(|i| Segment { start: 7 * i, len: 7, decay: i % 2 == 0 }).collect();
-    for gradients in COMPUTE {
+    let segment = |start, len, rate_factor, decay| Segment { start, len, rate_factor, decay };
+    let segments = [segment(0, 1000, 1.0, 0.1), segment(1003, 4000, 0.5, 0.0)];
+    let small: Vec<Segment> =
+        (0..150).map(|i| segment(7 * i, 7, 1.0, if i % 2 == 0 { 0.1 } else { 0.0 })).collect();
+    for (rule, gradients) in RULES.into_iter().flat_map(|rule| COMPUTE.map(|gradients| (rule, gradients))) {
         for moments in [DType::F32, DType::BF16] {
             for weights in [None, Some(DType::BF16), Some(DType::F16)] {
                 for skip in [0.0, 1.0] {
-                    let what = format!("AdamW, moments {moments:?}, weights {weights:?}, skip {skip}");
+                    let what = format!("{rule:?}, states {moments:?}, weights {weights:?}, skip {skip}");
                     // The coarsest rounding decides how close results can be.
                     let coarsest =
                         if moments == DType::BF16 || weights.is_some() { DType::BF16 } else { gradients };
@@ -90,18 +102,17 @@ fn adamw_updates_or_skips() {
                                 Parameters {
                                     gradient: gradient.slice(part.clone()),
                                     master: master.slice(part.clone()),
-                                    first_moment: first.slice(part.clone()),
-                                    second_moment: second.slice(part.clone()),
+                                    states: [(0, &first), (1, &second)].map(|(i, state)| {
+                                        (i < rule.states()).then_some(state.slice(part.clone()))
+                                    }),
                                     weights: copy.as_ref().map(|copy| copy.slice(part.clone())),
                                     segments,
                                 }
                             });
-                        backend.device.adamw(AdamW {
+                        backend.device.update(Update {
                             parameters: &parameters,
                             control: slots.view(),
-                            betas: (0.9, 0.95),
-                            epsilon: 1e-8,
-                            weight_decay: 0.1,
+                            rule,
                         });
                         [master, first, second].into_iter().chain(copy).collect()
                     });

@@ -13,15 +13,15 @@ use super::words::{
     Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources,
 };
 use crate::{
-    AttentionKind, Compute, ContextAttention, GradientType, LogFormat, LossScale, Products, RateSchedule,
-    Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
+    AttentionKind, Compute, ContextAttention, GradientType, LogFormat, LossScale, ParameterGroup, Products,
+    RateSchedule, Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
 };
 
 /// Larger than any cluster, and small enough that products of sizes do not overflow.
 pub(crate) const MAX_RANKS: usize = 1 << 20;
 
 /// Step counters are `f32` on the device and stop counting beyond this.
-const MAX_STEPS: u64 = 1 << 24;
+pub(crate) const MAX_STEPS: u64 = 1 << 24;
 
 /// A year.
 const MAX_SECONDS: u64 = 365 * 24 * 3600;
@@ -203,7 +203,7 @@ table! {
         compute: Compute, default Compute::Fp32;
         /// `"fp32"`, `"compute"`
         gradients: GradientType, default GradientType::Fp32;
-        /// `"fp32"`, `"bf16"`: Adam's moments
+        /// `"fp32"`, `"bf16"`: the states of the optimizer, such as Adam's moments
         states: Compute, default Compute::Fp32;
         /// `"compute"`; `"fp8"`: the products of layers in 8 bits, forward and backward, with `compute = "bf16"`. Every
         /// product's sizes must be multiples of 16. See [fp8](fp8.md)
@@ -226,26 +226,37 @@ table! {
 
 table! {
     RawOptimizer in "optimizer" {
-        /// `"adamw"`
-        name: OptimizerName, else "`\"adamw\"`";
+        /// `"adamw"`, `"lion"`, `"sgd"`: see [optimizers](optimizers.md)
+        name: OptimizerName, default OptimizerName::Adamw;
         /// above 0
         lr: f64, default 3e-4, in 1e-30..=1e6;
         /// 0 to `lr`
         min_lr: f64, else "`lr` / 10", in 0.0..=1e6;
         /// steps of linear warm-up; the last of them has `lr`. `plan` and `train` print a note if the run is shorter
         warmup: u64, default 0, in 0..=MAX_STEPS;
-        /// `"cosine"`, `"linear"`, `"constant"`, `"inverse-sqrt"`, `"wsd"`: the learning rate after the warm-up
+        /// `"cosine"`, `"linear"`, `"sqrt"`, `"constant"`, `"inverse-sqrt"`, `"wsd"`, `"wsd-sqrt"`: the
+        /// [learning rate](optimizers.md#learning-rate) after the warm-up
         schedule: RateSchedule, default RateSchedule::Cosine;
         /// at least 1: steps in which the rate falls from `lr` to `min_lr`; not for constant and inverse-sqrt
-        decay_steps: u64, else "to the end of the run; wsd: a tenth of `run.steps`", in 1..=MAX_STEPS;
-        /// two numbers from 0 to below 1
-        betas: Vec<f64>, default vec![0.9, 0.95];
-        /// above 0, at most 1
-        eps: f64, default 1e-8, in 1e-30..=1.0;
+        decay_steps: u64, else "to the end of the run; wsd and wsd-sqrt: a tenth of `run.steps`", in 1..=MAX_STEPS;
+        /// two numbers from 0 to below 1; not for sgd
+        betas: Vec<f64>, else "`[0.9, 0.95]`; lion `[0.9, 0.99]`";
+        /// above 0, at most 1; adamw only
+        eps: f64, else "1e-8", in 1e-30..=1.0;
+        /// 0 to below 1; sgd only
+        momentum: f64, else "0.9";
+        /// whether the momentum is Nesterov's; sgd only
+        nesterov: bool, else "false";
         /// 0 or above; not applied to norms and biases
         weight_decay: f64, default 0.1, in 0.0..=1e6;
         /// largest gradient norm; 0 for no clipping
         clip: f64, default 1.0;
+        /// 0 or above: coefficient z of `z · ln² Σ exp(logits)`, which keeps logits small: its gradient is added to that of
+        /// the loss, and the losses of steps and evaluations do not contain it
+        z_loss: f64, default 0.0, in 0.0..=1.0;
+        /// parameters with a learning rate or a weight decay of their own: a list of `{ parameters = "layer.*.*_bias",
+        /// lr_factor = 1.0, weight_decay = 0.0 }`, see [optimizers](optimizers.md#groups)
+        groups: Vec<ParameterGroup>, else "none";
     }
 }
 
@@ -365,6 +376,9 @@ table! {
     RawRun in "run" {
         /// optimizer steps. With 0 nothing is trained, and the checkpoint has the initial weights
         steps: u64, default 100, in 0..=MAX_STEPS;
+        /// at least 1: the length of the run in tokens, instead of `steps`: there are as many as `tokens` / (`batch.global`
+        /// · `batch.sequence`), rounded up. `--set` of one replaces the other
+        tokens: u64, else "none", in 1..=1 << 60;
         /// seed of weights and data
         seed: u64, default 1;
         /// folder for `metrics.jsonl` and `summary.json`

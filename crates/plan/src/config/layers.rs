@@ -199,7 +199,15 @@ fn nest(keys: &[&str], value: Value) -> Table {
     Table::from_iter([((*first).to_owned(), rest.iter().rev().fold(value, wrap))])
 }
 
+/// Keys of a table that say the same in two ways: a layer with one of them replaces the other in the layers below.
+const ALTERNATIVES: [&str; 2] = ["steps", "tokens"];
+
 pub(super) fn overlay(base: &mut Table, layer: Table) {
+    if ALTERNATIVES.iter().any(|&key| layer.contains_key(key)) {
+        for key in ALTERNATIVES {
+            base.remove(key);
+        }
+    }
     for (key, value) in layer {
         match (base.get_mut(&key), value) {
             (Some(Value::Table(below)), Value::Table(above)) => overlay(below, above),
@@ -282,6 +290,21 @@ mod tests {
         let list = Value::Array(vec![Value::Integer(1), Value::Integer(3)]);
         assert_eq!(set("parallel.layers_per_stage=[1, 3]"), list);
         assert_eq!(set("run.out=1\nc=2"), Value::String("1\nc=2".into()));
+    }
+
+    #[test]
+    fn steps_and_tokens_replace_each_other() {
+        let steps =
+            |source: ConfigSource| source.plan().map(|plan| plan.run.steps).map_err(|e| e.to_string());
+        // A step of the demo has 32 · 64 tokens.
+        let demo = ConfigSource::demo;
+        assert_eq!(steps(demo().set("run.tokens=20480")), Ok(10));
+        assert_eq!(steps(demo().set("run.tokens=20481")), Ok(11));
+        assert_eq!(steps(demo().set("run.tokens=20480").set("run.steps=7")), Ok(7));
+        assert_eq!(steps(demo().set("run.tokens=20480").set("run.seed=7").set("batch.global=64")), Ok(5));
+        let both = ConfigSource::text("model.preset = \"demo\"\nrun = { steps = 7, tokens = 20480 }\n");
+        let sentence = "run.tokens = 20480 and run.steps = 7 both say how long the run is; leave one out";
+        assert_eq!(steps(both.set("batch.sequence=64")), Err(sentence.to_owned()));
     }
 
     #[test]

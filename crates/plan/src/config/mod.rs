@@ -34,7 +34,7 @@ pub use strategy::{LayerSplit, ShardingChoice, Strategy};
 
 use crate::context;
 use crate::data::resolve as data;
-use crate::{Batch, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run};
+use crate::{Batch, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run, optimizer};
 use error::invalid;
 use keys::{RawParallel, RawSharding};
 use layers::Layers;
@@ -97,10 +97,10 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     context::check(&model, mesh, raw.parallel.cp_attention(), batch, memory)?;
     let framework = framework::resolve(&raw.framework)?;
     let precision = Precision::resolve(&raw.precision)?;
-    let run = Run::resolve(&raw.run, cluster.device.kind)?;
+    let run = Run::resolve(&raw.run, batch, cluster.device.kind)?;
     let overlap_tp = raw.parallel.overlap_tp();
     precision.check_products(&model, mesh, batch, overlap_tp && mesh.tp() > 1, run.device)?;
-    Ok(Plan {
+    let plan = Plan {
         pipeline: Pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
         cp_attention: raw.parallel.cp_attention(),
         sequence_parallel: sequence_parallel(&raw.parallel, mesh, batch)?,
@@ -117,7 +117,9 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         batch,
         mesh,
         cluster,
-    })
+    };
+    optimizer::check_names(&plan)?;
+    Ok(plan)
 }
 
 fn sequence_parallel(raw: &RawParallel, mesh: Mesh, batch: Batch) -> Result<bool, ConfigError> {

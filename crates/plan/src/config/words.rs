@@ -72,6 +72,8 @@ pub(crate) enum Quantize {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OptimizerName {
     Adamw,
+    Lion,
+    Sgd,
 }
 
 /// The known devices.

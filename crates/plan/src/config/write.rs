@@ -7,10 +7,10 @@ use toml::Table;
 
 use super::cluster::CUSTOM;
 use super::keys::{
-    RawCluster, RawConfig, RawEmulatedLink, RawEmulatedLinks, RawLink, RawLinks, RawModel, RawOptimizer,
-    RawParallel, RawPlacement, RawSharding,
+    RawCluster, RawConfig, RawEmulatedLink, RawEmulatedLinks, RawLink, RawLinks, RawModel, RawParallel,
+    RawPlacement, RawSharding,
 };
-use super::words::{Collectives, OptimizerName, Replicas, ShardLevel};
+use super::words::{Collectives, Replicas, ShardLevel};
 use crate::{Plan, Sharding, data};
 
 impl Plan {
@@ -35,7 +35,7 @@ impl Plan {
             sharding: sharding(self),
             precision: same_keys(&self.precision),
             memory: same_keys(&self.memory),
-            optimizer: RawOptimizer { name: Some(OptimizerName::Adamw), ..same_keys(&self.optimizer) },
+            optimizer: same_keys(&self.optimizer),
             data: data::keys(&self.data),
             cluster: cluster(&self.cluster),
             framework: self.framework.clone(),

@@ -34,7 +34,7 @@ pub fn cross_entropy<T: Element>(threads: Threads, op: &CrossEntropy) {
     let access = Access::new();
     let statistics = access.read::<T::Accumulator>(op.statistics);
     let loss = access.write::<T::Accumulator>(op.loss);
-    let CrossEntropy { first, valid, rows, columns, parts, .. } = *op;
+    let CrossEntropy { first, valid, rows, columns, parts, z_loss, .. } = *op;
     let sum = threads.sum(rows, |range| {
         let loss_of = |row| {
             let (maximum, sum, target) = combine(statistics, row, rows, parts);
@@ -45,31 +45,34 @@ pub fn cross_entropy<T: Element>(threads: Threads, op: &CrossEntropy) {
     loss[0] += T::Accumulator::from_f64(sum);
     let Some(scale) = op.scale else { return };
     let factor = T::Accumulator::from_f64(op.factor) * access.read::<T::Accumulator>(scale)[0];
+    let twice_z = T::Accumulator::from_f64(2.0 * z_loss);
     let (logits, targets) = (access.write::<T>(op.logits), access.tokens(op.targets));
     threads.each(rows, columns, (Rows(logits, columns), targets), |range, (logits, targets)| {
         for ((row, logits), &target) in range.zip(logits.0.chunks_exact_mut(columns)).zip(targets) {
             let (maximum, sum, _) = combine(statistics, row, rows, parts);
             let (logits, padding) = logits.split_at_mut(valid);
             let column = column(target, first, valid);
-            gradient_row(logits, column, (maximum, sum), factor);
+            let more = T::Accumulator::ONE + twice_z * (sum.ln() + maximum);
+            gradient_row(logits, column, (maximum, sum), more, factor);
             padding.fill(T::default());
         }
     });
 }
 
-/// `(softmax − one_hot) · factor`, in place.
+/// `(softmax · more − one_hot) · factor`, in place.
 fn gradient_row<T: Element>(
     logits: &mut [T],
     target: Option<usize>,
     (maximum, sum): (T::Accumulator, T::Accumulator),
+    more: T::Accumulator,
     factor: T::Accumulator,
 ) {
     // The gradient at the target is rounded once, from its own logit, not by a subtraction after rounding.
     let at_target = target.map(|column| {
         let probability = (logits[column].widen() - maximum).exp() / sum;
-        (column, T::narrow((probability - T::Accumulator::ONE) * factor))
+        (column, T::narrow((probability * more - T::Accumulator::ONE) * factor))
     });
-    let scale = factor / sum;
+    let scale = factor * more / sum;
     for x in &mut *logits {
         *x = T::narrow((x.widen() - maximum).exp() * scale);
     }
@@ -110,6 +113,17 @@ mod tests {
 
     /// Loss and gradient with the vocabulary in `parts`, joined to the whole vocabulary. Padding holds large numbers.
     fn run(backend: &TestBackend, logits: &[f64], parts: usize, columns: usize) -> (f64, Vec<f64>) {
+        run_with(backend, logits, 0.0, parts, columns)
+    }
+
+    /// The same, with a coefficient of the z-loss.
+    fn run_with(
+        backend: &TestBackend,
+        logits: &[f64],
+        z_loss: f64,
+        parts: usize,
+        columns: usize,
+    ) -> (f64, Vec<f64>) {
         let targets = backend.tokens(&TARGETS);
         let valid = |part: usize| VOCABULARY.saturating_sub(part * columns).min(columns);
         let logits: Vec<_> = (0..parts)
@@ -151,6 +165,7 @@ mod tests {
                 loss: loss.view(),
                 scale: Some(scale.view()),
                 factor: 0.5,
+                z_loss,
                 rows: ROWS,
                 columns,
             });
@@ -183,6 +198,22 @@ mod tests {
             let (loss, gradient) = run(&backend, &logits, parts, columns);
             assert!((loss - expected).abs() < 1e-12, "{loss} against {expected}");
             assert_gradient(&logits, &gradient, |logits| run(&backend, logits, parts, columns).0);
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_the_z_loss_is_added_and_the_loss_stays() {
+        let backend = TestBackend::new(1);
+        let logits: Vec<f64> = random(ROWS * VOCABULARY, 1).iter().map(|x| 5.0 * x).collect();
+        let z_term = |logits: &[f64]| -> f64 {
+            let log_sum = |row: &[f64]| row.iter().map(|x| x.exp()).sum::<f64>().ln();
+            logits.chunks(VOCABULARY).map(|row| 0.25 * log_sum(row).powi(2)).sum()
+        };
+        for (parts, columns) in [(1, 10), (3, 4)] {
+            let (loss, gradient) = run_with(&backend, &logits, 0.25, parts, columns);
+            let without = |logits: &[f64]| run(&backend, logits, parts, columns).0;
+            assert!((loss - without(&logits)).abs() < 1e-12);
+            assert_gradient(&logits, &gradient, |logits| without(logits) + z_term(logits));
         }
     }
 

@@ -19,7 +19,6 @@ mod lanes;
 mod linear;
 mod loss;
 mod norm;
-mod optimizer;
 mod parallel;
 mod quantize;
 mod rotary;
@@ -27,6 +26,8 @@ mod rotary;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod update;
+mod update_control;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -38,11 +39,11 @@ use half::{bf16, f16};
 use parallel::Threads;
 
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns,
-    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Float8Source, Linear, LinearBackwardInput,
+    Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
+    Dequantize, Embedding, EmbeddingBackward, Float8Source, Linear, LinearBackwardInput,
     LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
     Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
-    SwigluBackward, UpdateControl,
+    SwigluBackward, Update, UpdateControl,
 };
 use crate::{AddressSpace, Backend, Buffer, Category, DType, Float8, Memory, View};
 
@@ -457,17 +458,17 @@ impl Backend for CpuBackend {
 
     fn update_control(&self, op: UpdateControl) {
         op.check();
-        with_real!(op.control.dtype(), A => optimizer::update_control::<A>(&op));
+        with_real!(op.control.dtype(), A => update_control::update_control::<A>(&op));
     }
 
-    fn adamw(&self, op: AdamW) {
+    fn update(&self, op: Update) {
         op.check();
         for parameters in op.parameters {
             match parameters.gradient.dtype() {
-                DType::F64 => optimizer::adamw::<f64, f64, f64>(self.threads, &op, parameters),
-                DType::F32 => optimizer::adamw_in_f32::<f32>(self.threads, &op, parameters),
-                DType::BF16 => optimizer::adamw_in_f32::<bf16>(self.threads, &op, parameters),
-                DType::F16 => optimizer::adamw_in_f32::<f16>(self.threads, &op, parameters),
+                DType::F64 => update::update::<f64, f64, f64>(self.threads, &op, parameters),
+                DType::F32 => update::update_in_f32::<f32>(self.threads, &op, parameters),
+                DType::BF16 => update::update_in_f32::<bf16>(self.threads, &op, parameters),
+                DType::F16 => update::update_in_f32::<f16>(self.threads, &op, parameters),
                 DType::U32 | DType::U8 => panic!("token ids and bytes are not numbers"),
             }
         }

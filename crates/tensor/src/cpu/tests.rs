@@ -4,10 +4,10 @@
 use super::counting;
 use super::testing::{TestBackend, fresh, random, starts};
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
     Parameters, Positions, PositionsBackward, Residual, Rotary, Segment, Slices, Swiglu, SwigluBackward,
-    control,
+    Update, UpdateRule, control,
 };
 use crate::{Backend, Buffer, DType, View};
 
@@ -202,6 +202,7 @@ impl Recorder<'_> {
             loss,
             scale,
             factor,
+            z_loss: 1e-4,
             rows,
             columns,
         });
@@ -212,19 +213,16 @@ impl Recorder<'_> {
         let slots = self.backend.buffer(&slots, accumulator);
         let states = [12, 13].map(|seed| self.backend.buffer(&coarse(ROWS * WIDTH, seed), accumulator));
         let second = self.backend.buffer(&vec![0.25; ROWS * WIDTH], accumulator);
-        backend.adamw(AdamW {
+        backend.update(Update {
             parameters: &[Parameters {
                 gradient: logits,
                 master: states[0].view(),
-                first_moment: states[1].view(),
-                second_moment: second.view(),
+                states: [Some(states[1].view()), Some(second.view())],
                 weights: None,
-                segments: &[Segment { start: 0, len: ROWS * WIDTH, decay: true }],
+                segments: &[Segment { start: 0, len: ROWS * WIDTH, rate_factor: 1.0, decay: 0.1 }],
             }],
             control: slots.view(),
-            betas: (0.9, 0.95),
-            epsilon: 1e-8,
-            weight_decay: 0.1,
+            rule: UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 },
         });
         for view in [logits, loss, squares.view(), states[0].view(), states[1].view(), second.view()] {
             self.keep(view);

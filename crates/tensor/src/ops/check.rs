@@ -1,10 +1,10 @@
 //! Shapes of operations, checked before they are run on any backend.
 
 use super::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CopyColumns,
-    CrossEntropy, Embedding, EmbeddingBackward, Float8Factors, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
-    Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl, control,
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CopyColumns, CrossEntropy,
+    Embedding, EmbeddingBackward, Float8Factors, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary,
+    SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl, control,
 };
 use crate::{DType, View};
 
@@ -261,16 +261,22 @@ impl Check for CrossEntropy<'_> {
     }
 }
 
-impl Check for AdamW<'_> {
+impl Check for Update<'_> {
     fn check(&self) {
         expect("control", self.control, control::LEN);
         self.parameters.iter().for_each(Check::check);
         let types = |p: &Parameters| {
-            let moments = [p.first_moment, p.second_moment].map(|view| view.dtype());
-            (p.gradient.dtype(), p.master.dtype(), moments, p.weights.map(|weights| weights.dtype()))
+            let states = p.states.map(|state| state.map(|state| state.dtype()));
+            (p.gradient.dtype(), p.master.dtype(), states, p.weights.map(|weights| weights.dtype()))
         };
         let alike = self.parameters.windows(2).all(|pair| types(&pair[0]) == types(&pair[1]));
         assert!(alike, "parameters of different types in one update");
+        let has_its_states = |p: &Parameters| {
+            let states = p.states.iter().flatten();
+            states.clone().count() == self.rule.states()
+                && states.clone().all(|state| Some(state.dtype()) == p.states[0].map(|first| first.dtype()))
+        };
+        assert!(self.parameters.iter().all(has_its_states), "{} has other states", self.rule.name());
     }
 }
 
@@ -278,8 +284,7 @@ impl Check for Parameters<'_> {
     fn check(&self) {
         let len = self.gradient.len();
         expect("master", self.master, len);
-        expect("first moment", self.first_moment, len);
-        expect("second moment", self.second_moment, len);
+        self.states.iter().flatten().for_each(|&state| expect("state", state, len));
         if let Some(weights) = self.weights {
             expect("weights", weights, len);
         }

@@ -30,6 +30,8 @@ pub enum RateCurve {
     Linear = 2,
     /// `peak` · √(`warmup` / steps done), at least `floor`. It does not depend on the progress.
     InverseSqrt = 3,
+    /// From `peak` to `floor` by the square root of the progress: fast at first (arXiv 2405.18392).
+    Sqrt = 4,
 }
 
 impl LearningRate {
@@ -45,8 +47,9 @@ impl LearningRate {
             RateCurve::Cosine => {
                 floor + (peak - floor) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
             }
-            RateCurve::Linear if progress >= 1.0 => floor,
+            RateCurve::Linear | RateCurve::Sqrt if progress >= 1.0 => floor,
             RateCurve::Linear => peak - (peak - floor) * progress,
+            RateCurve::Sqrt => peak - (peak - floor) * progress.sqrt(),
             RateCurve::InverseSqrt => (peak * (warmup.max(1) as f64 / (step + 1) as f64).sqrt()).max(floor),
         }
     }
@@ -95,6 +98,18 @@ mod tests {
             }
             assert_eq!(rates[start as usize], 3e-3);
             assert!(rates[(start + steps) as usize..].iter().all(|&rate| rate == 3e-4));
+        }
+    }
+
+    #[test]
+    fn a_square_root_falls_fast_at_first() {
+        let rates = rates(RateCurve::Sqrt, 449, 50);
+        assert_eq!((rates[449], rates[499], rates[599]), (3e-3, 3e-4, 3e-4));
+        for (done, &rate) in rates[449..500].iter().enumerate() {
+            assert!(
+                (rate - (3e-3 - 2.7e-3 * (done as f64 / 50.0).sqrt())).abs() < 1e-15,
+                "after {done} steps"
+            );
         }
     }
 

@@ -17,7 +17,10 @@ pub use learning_rate::{LearningRate, RateCurve};
 pub(crate) use quantize::ROUND;
 pub use quantize::{Bits, BlockFormat, Dequantize, MIN_BLOCK_MAXIMUM, Quantize, Requantize, round_to_codes};
 pub use sliced::{SlicedAttention, SlicedAttentionBackward, Slices, visible_pairs};
-pub use step::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control};
+pub use step::{
+    LossScaler, MAX_STATES, Parameters, Segment, Squares, SumsOfSquares, Update, UpdateControl, UpdateRule,
+    control,
+};
 
 use kintsugi_spec::RotaryScaling;
 
@@ -452,6 +455,8 @@ pub struct CrossEntropy<'a> {
     pub scale: Option<View<'a>>,
     /// Constant factor of the gradient (one over the tokens of the global batch).
     pub factor: f64,
+    /// Coefficient z of `z · ln²(Σ exp x)`, whose gradient is added. The loss does not contain it.
+    pub z_loss: f64,
     /// Tokens.
     pub rows: usize,
     /// Columns of the logits.

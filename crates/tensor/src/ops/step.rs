@@ -3,31 +3,75 @@
 use super::LearningRate;
 use crate::View;
 
-/// A contiguous range of parameters with or without weight decay.
+/// A contiguous range of parameters with the same learning rate and weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Segment {
     /// First element.
     pub start: usize,
     /// Elements.
     pub len: usize,
-    /// Whether weight decay applies.
-    pub decay: bool,
+    /// The factor of the step's learning rate.
+    pub rate_factor: f64,
+    /// Decay λ.
+    pub decay: f64,
 }
 
-/// One `AdamW` update (arXiv 1711.05101) of all parameters of a rank. It does nothing if the control's skip flag is
-/// set.
+/// How an update moves a weight `w` by its gradient `g`, which is clipped before, at the learning rate `r`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum UpdateRule {
+    /// `m = β₁·m + (1 − β₁)·g`, `v = β₂·v + (1 − β₂)·g²`, `w −= r·(λ·w + m̂ / (√v̂ + ε))` (arXiv 1711.05101).
+    AdamW {
+        /// β₁, β₂.
+        betas: (f64, f64),
+        /// ε.
+        epsilon: f64,
+    },
+    /// `w −= r·(λ·w + sign(β₁·m + (1 − β₁)·g))`, then `m = β₂·m + (1 − β₂)·g` (arXiv 2302.06675).
+    Lion {
+        /// β₁, β₂.
+        betas: (f64, f64),
+    },
+    /// `g += λ·w`, `b = μ·b + g`, `w −= r·b`; with Nesterov's momentum `w −= r·(g + μ·b)`. Without momentum there is no `b`.
+    Sgd {
+        /// μ.
+        momentum: f64,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool,
+    },
+}
+
+/// The most states of a rule.
+pub const MAX_STATES: usize = 2;
+
+impl UpdateRule {
+    /// The number of states that the rule reads and writes, each with an element for every parameter.
+    pub fn states(self) -> usize {
+        match self {
+            UpdateRule::AdamW { .. } => 2,
+            UpdateRule::Lion { .. } => 1,
+            UpdateRule::Sgd { momentum, .. } => usize::from(momentum > 0.0),
+        }
+    }
+
+    /// Name of its kernel in profiles and traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            UpdateRule::AdamW { .. } => "adamw",
+            UpdateRule::Lion { .. } => "lion",
+            UpdateRule::Sgd { .. } => "sgd",
+        }
+    }
+}
+
+/// One update of all parameters of a rank. It does nothing if the control's skip flag is set.
 #[derive(Clone, Copy, Debug)]
-pub struct AdamW<'a> {
+pub struct Update<'a> {
     /// The parameters to update, all of the same types.
     pub parameters: &'a [Parameters<'a>],
     /// Read: learning rate, gradient factor, bias corrections, skip flag ([`control`]).
     pub control: View<'a>,
-    /// β₁, β₂.
-    pub betas: (f64, f64),
-    /// ε.
-    pub epsilon: f64,
-    /// Decay λ.
-    pub weight_decay: f64,
+    /// How weights move.
+    pub rule: UpdateRule,
 }
 
 /// A flat range of parameters with their gradient and optimizer states.
@@ -37,13 +81,11 @@ pub struct Parameters<'a> {
     pub gradient: View<'a>,
     /// Read and written, `[len]`, accumulator type: the master weights (the weights themselves in fp32).
     pub master: View<'a>,
-    /// Read and written, `[len]`.
-    pub first_moment: View<'a>,
-    /// Read and written, `[len]`.
-    pub second_moment: View<'a>,
+    /// Read and written, `[len]` each, all of one type: as many as the rule has, in its order.
+    pub states: [Option<View<'a>>; MAX_STATES],
     /// Written, `[len]`: the copy in the compute type, unless the master weights are the compute weights.
     pub weights: Option<View<'a>>,
-    /// The ranges with and without decay.
+    /// The ranges to update.
     pub segments: &'a [Segment],
 }
 
@@ -83,7 +125,7 @@ pub struct UpdateControl<'a> {
     pub clip: f64,
     /// Learning-rate schedule.
     pub rate: LearningRate,
-    /// β₁, β₂, for the bias corrections.
+    /// β₁, β₂ of the bias corrections; 0 for a rule without them.
     pub betas: (f64, f64),
     /// How the loss scale changes; `None` keeps it constant.
     pub scaler: Option<LossScaler>,

@@ -4,12 +4,12 @@
 
 use super::{Kernel, KernelKind};
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
     CastToFloat8, ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward,
     Float8Source, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
     NormBackward, Parameters, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
-    visible_pairs,
+    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
+    UpdateRule, visible_pairs,
 };
 use crate::{DType, View};
 
@@ -283,12 +283,18 @@ pub fn sums_of_squares(op: &SumsOfSquares) -> Kernel {
     })
 }
 
-pub fn adamw(op: &AdamW) -> Kernel {
-    op.parameters.iter().fold(moved("adamw", 0, &[op.control]), |kernel, parameters| {
-        let Parameters { gradient, master, first_moment: first, second_moment: second, weights, .. } =
-            *parameters;
-        let views = [gradient, master, master, first, first, second, second];
-        let more = moved("adamw", 15 * gradient.len(), &views).and(weights);
+/// Weights and states are read and written.
+pub fn update(op: &Update) -> Kernel {
+    let per_element = match op.rule {
+        UpdateRule::AdamW { .. } => 15,
+        UpdateRule::Lion { .. } => 11,
+        UpdateRule::Sgd { .. } => 7,
+    };
+    let name = op.rule.name();
+    op.parameters.iter().fold(moved(name, 0, &[op.control]), |kernel, parameters| {
+        let Parameters { gradient, master, states, weights, segments: _ } = *parameters;
+        let more = moved(name, per_element * gradient.len(), &[gradient, master, master]).and(weights);
+        let more = states.into_iter().fold(more, |more, state| more.and(state).and(state));
         Kernel { flops: kernel.flops + more.flops, bytes: kernel.bytes + more.bytes, ..more }
     })
 }

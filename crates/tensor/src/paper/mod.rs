@@ -12,11 +12,11 @@ use std::rc::Rc;
 
 use crate::device::asks_library;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, CastToFloat8, Check, ColumnSum,
+    Attention, AttentionBackward, AttentionShape, CachedAttention, CastToFloat8, Check, ColumnSum,
     CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
     LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
     Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
-    SwigluBackward, UpdateControl,
+    SwigluBackward, Update, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -258,7 +258,7 @@ impl Backend for Paper {
         cast_to_float8: CastToFloat8,
         sums_of_squares: SumsOfSquares,
         update_control: UpdateControl,
-        adamw: AdamW,
+        update: Update,
     }
 }
 

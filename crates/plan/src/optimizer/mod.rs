@@ -1,4 +1,7 @@
-//! The optimizer and its learning rate.
+//! The optimizer, its learning rate, and its groups of parameters.
+
+mod groups;
+mod kind;
 
 use serde::{Deserialize, Serialize};
 
@@ -7,12 +10,16 @@ use crate::config::ConfigError;
 use crate::config::error::{invalid, short};
 use crate::config::keys::RawOptimizer;
 
-/// A beta that rounds to 1 in `f32` would never forget old gradients.
-const MAX_BETA: f64 = 0.999_999_9;
+pub(crate) use groups::check_names;
+pub use groups::{ParameterGroup, ParameterUpdate};
+pub use kind::OptimizerKind;
 
-/// `AdamW` and its learning rate.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// An optimizer and its learning rate.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Optimizer {
+    /// Which optimizer, with its own numbers.
+    #[serde(flatten)]
+    pub kind: OptimizerKind,
     /// Peak learning rate.
     pub lr: f64,
     /// Learning rate at the end.
@@ -23,14 +30,14 @@ pub struct Optimizer {
     pub schedule: RateSchedule,
     /// Steps of the decay, where they were given; see [`Optimizer::decay`].
     pub decay_steps: Option<u64>,
-    /// β₁, β₂.
-    pub betas: (f64, f64),
-    /// ε.
-    pub eps: f64,
     /// Weight decay, not applied to norms and biases.
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 for none.
     pub clip: f64,
+    /// Coefficient of the z-loss (arXiv 2204.02311).
+    pub z_loss: f64,
+    /// What is different for some parameters.
+    pub groups: Vec<ParameterGroup>,
 }
 
 /// The learning rate after the warm-up.
@@ -47,6 +54,10 @@ pub enum RateSchedule {
     InverseSqrt,
     /// `lr`, then a straight line to `min_lr` over the last steps (warmup, stable, decay: arXiv 2404.06395).
     Wsd,
+    /// From `lr` to `min_lr` by the square root of the progress, fast at first (arXiv 2405.18392).
+    Sqrt,
+    /// `lr`, then the same over the last steps.
+    WsdSqrt,
 }
 
 /// When the learning rate falls from `lr` to `min_lr`.
@@ -60,16 +71,22 @@ pub struct RateDecay {
 
 impl Optimizer {
     /// The decay in a run of `steps` steps. Without `decay_steps` the last step of the run has `min_lr`, and the decay
-    /// starts with the warm-up's end, or for [`RateSchedule::Wsd`] a tenth of the run before its end.
+    /// starts with the warm-up's end, or for [`RateSchedule::Wsd`] and [`RateSchedule::WsdSqrt`] a tenth of the run before its end.
     pub fn decay(&self, steps: u64) -> RateDecay {
         let first_at_peak = self.warmup.saturating_sub(1);
         let left = steps.saturating_sub(first_at_peak + 1).max(1);
         match self.schedule {
-            RateSchedule::Wsd => {
+            RateSchedule::Wsd | RateSchedule::WsdSqrt => {
                 let decay = self.decay_steps.unwrap_or(steps.div_ceil(10)).clamp(1, left);
                 RateDecay { start: first_at_peak + left - decay, steps: decay }
             }
-            _ => RateDecay { start: first_at_peak, steps: self.decay_steps.unwrap_or(left) },
+            RateSchedule::Cosine
+            | RateSchedule::Constant
+            | RateSchedule::Linear
+            | RateSchedule::InverseSqrt
+            | RateSchedule::Sqrt => {
+                RateDecay { start: first_at_peak, steps: self.decay_steps.unwrap_or(left) }
+            }
         }
     }
 
@@ -82,15 +99,16 @@ impl Optimizer {
         }
         let schedule = raw.schedule();
         Ok(Optimizer {
+            kind: OptimizerKind::resolve(raw)?,
             lr,
             min_lr,
             warmup: raw.warmup()?,
             schedule,
             decay_steps: decay_steps(raw, schedule)?,
-            betas: betas(&raw.betas())?,
-            eps: raw.eps()?,
             weight_decay: raw.weight_decay()?,
             clip: clip(raw.clip())?,
+            z_loss: raw.z_loss()?,
+            groups: groups::check(raw.groups.clone().unwrap_or_default())?,
         })
     }
 
@@ -118,19 +136,15 @@ fn decay_steps(raw: &RawOptimizer, schedule: RateSchedule) -> Result<Option<u64>
         (Some(steps), RateSchedule::InverseSqrt) => {
             Err(invalid("optimizer.decay_steps", steps, rule("inverse-sqrt")))
         }
-        (None, _) | (_, RateSchedule::Cosine | RateSchedule::Linear | RateSchedule::Wsd) => raw.decay_steps(),
-    }
-}
-
-fn betas(betas: &[f64]) -> Result<(f64, f64), ConfigError> {
-    match betas {
-        &[first, second] if [first, second].iter().all(|beta| (0.0..=MAX_BETA).contains(beta)) => {
-            Ok((first, second))
-        }
-        _ => {
-            let rule = format!("must be two numbers from 0 to {MAX_BETA}");
-            Err(invalid("optimizer.betas", format!("{betas:?}"), rule))
-        }
+        (None, _)
+        | (
+            _,
+            RateSchedule::Cosine
+            | RateSchedule::Linear
+            | RateSchedule::Wsd
+            | RateSchedule::Sqrt
+            | RateSchedule::WsdSqrt,
+        ) => raw.decay_steps(),
     }
 }
 
@@ -148,21 +162,23 @@ mod tests {
 
     #[test]
     fn a_decay_ends_with_the_run_unless_its_steps_are_given() {
-        use RateSchedule::{Cosine, Linear, Wsd};
+        use RateSchedule::{Cosine, Linear, Sqrt, Wsd, WsdSqrt};
         let optimizer = crate::config::ConfigSource::demo().plan().expect("the demo").optimizer;
         let decay = |schedule, warmup, decay_steps, steps| {
-            let decay = Optimizer { warmup, schedule, decay_steps, ..optimizer }.decay(steps);
+            let decay = Optimizer { warmup, schedule, decay_steps, ..optimizer.clone() }.decay(steps);
             (decay.start, decay.steps)
         };
-        for schedule in [Cosine, Linear] {
+        for schedule in [Cosine, Linear, Sqrt] {
             assert_eq!(decay(schedule, 30, None, 500), (29, 470));
             assert_eq!(decay(schedule, 0, None, 500), (0, 499));
             assert_eq!(decay(schedule, 30, Some(1000), 500), (29, 1000));
             assert_eq!(decay(schedule, 30, None, 10), (29, 1));
         }
-        assert_eq!(decay(Wsd, 30, None, 500), (449, 50));
-        assert_eq!(decay(Wsd, 30, Some(100), 500), (399, 100));
-        assert_eq!(decay(Wsd, 30, Some(1000), 500), (29, 470));
-        assert_eq!(decay(Wsd, 0, None, 1), (0, 1));
+        for schedule in [Wsd, WsdSqrt] {
+            assert_eq!(decay(schedule, 30, None, 500), (449, 50));
+            assert_eq!(decay(schedule, 30, Some(100), 500), (399, 100));
+            assert_eq!(decay(schedule, 30, Some(1000), 500), (29, 470));
+            assert_eq!(decay(schedule, 0, None, 1), (0, 1));
+        }
     }
 }

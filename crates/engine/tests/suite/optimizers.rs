@@ -1,0 +1,84 @@
+//! Other optimizers than `AdamW`, and groups of parameters, give twenty steps with the losses and the weights of PyTorch's SGD and
+//! `AdamW` and of lion-pytorch.
+//!
+//! The fixtures are made by `scripts/make-optimizer-fixtures`.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kintsugi_engine::{Job, MemoryChoice, run_ranks};
+use kintsugi_plan::Plan;
+use kintsugi_rank::{Purpose, StoredTensor, UnitValues, assemble};
+use kintsugi_tensor::ops::control;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::transformers::{Batches, Fixture, assert_close, fixtures};
+
+/// What another library computes with an optimizer.
+#[derive(Deserialize)]
+struct Case {
+    /// The keys of `[optimizer]`.
+    optimizer: Value,
+    losses: Vec<f64>,
+    /// The first elements of some parameters after some steps, counted from 1.
+    weights: BTreeMap<usize, BTreeMap<String, Vec<f64>>>,
+}
+
+fn cases() -> BTreeMap<String, Case> {
+    let path = fixtures().join("llama/optimizers.json");
+    serde_json::from_slice(&std::fs::read(path).expect("the fixture is there")).expect("the fixture is JSON")
+}
+
+/// The losses of a rank, and its part of the weights after the steps of the case.
+type Seen = (Vec<f64>, Vec<Vec<UnitValues>>);
+
+fn train(fixture: &Fixture, plan: &Plan, case: &Case) -> Vec<Seen> {
+    let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
+    let windows = fixture.windows();
+    run_ranks(Purpose::Training, &job, &job.world(), |worker| {
+        worker.rank.load(&fixture.folder, &[StoredTensor::Weights]).expect("the fixture has all weights");
+        let (program, step) = (worker.program(plan), Cell::new(0));
+        let (micro, per_step) = (plan.batch.micro, plan.batch.global);
+        let mut batches =
+            Batches { windows: &windows, micro, per_step, step: &step, tokens: vec![], targets: vec![] };
+        let mut seen = Seen::default();
+        for i in 0..case.losses.len() {
+            step.set(i);
+            worker.run(&program, &mut batches, |_, _| {})?;
+            seen.0.push(worker.rank.control(control::LOSS));
+            if case.weights.contains_key(&(i + 1)) {
+                seen.1.push(worker.rank.weights());
+            }
+        }
+        Ok(seen)
+    })
+    .expect("no rank fails")
+}
+
+#[test]
+fn twenty_steps_have_the_losses_and_weights_of_other_libraries() {
+    let fixture = Fixture::open("llama");
+    for (name, case) in cases() {
+        for layout in [
+            &["batch.micro=4"][..],
+            &["parallel.tp=2", "parallel.pp=2", "parallel.sequence_parallel=true", "batch.micro=2"],
+        ] {
+            let plan = fixture.plan_with(&case.optimizer, layout);
+            let ranks = train(&fixture, &plan, &case);
+            let what = format!("{name}, {layout:?}");
+            assert_close(&format!("{what}: losses"), &ranks[0].0, &case.losses);
+            for (number, (step, expected)) in case.weights.iter().enumerate() {
+                let pieces: Vec<UnitValues> =
+                    ranks.iter().flat_map(|(_, seen)| seen[number].clone()).collect();
+                let whole = assemble(&plan, &pieces).whole;
+                for (parameter, expected) in expected {
+                    let ours: Vec<f64> = whole[parameter].iter().copied().map(f64::from).collect();
+                    let what = format!("{what}: {parameter} after step {step}");
+                    assert_close(&what, &ours[..expected.len()], expected);
+                }
+            }
+        }
+    }
+}
