@@ -218,12 +218,13 @@ impl ShardingRecord {
 
     /// Checks the mesh and its sharding. Sharding has ranks here, and levels of a cluster in a configuration.
     fn check(&self, mesh: Mesh) -> Result<(), String> {
-        let (sizes, replicas) = (Axis::ALL.map(|axis| mesh.size(axis)), mesh.replicas());
+        let sizes = Axis::ALL.map(|axis| mesh.size(axis));
         let ranks = sizes.into_iter().try_fold(1_usize, usize::checked_mul);
         if !ranks.is_some_and(|ranks| (1..=MAX_RANKS).contains(&ranks)) {
             let product = sizes.map(|size| size.to_string()).join(" · ");
             return Err(format!("{NAME} has a mesh of {product} ranks, which is not from 1 to {MAX_RANKS}"));
         }
+        let replicas = mesh.replicas();
         let ShardingRecord { weights, gradients, states, secondary, quantized, parts, .. } = self;
         let divides = |size: &usize| *size > 0 && replicas.is_multiple_of(*size);
         let of_parts = parts.iter().try_fold(1_usize, |product, part| product.checked_mul(part.ranks));

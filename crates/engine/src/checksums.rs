@@ -98,7 +98,10 @@ impl ChecksumBoard {
         let decode = |bytes: &Vec<u8>| {
             postcard::from_bytes::<Vec<RankWeights>>(bytes).expect("all processes run one version")
         };
-        Ok(Some(processes.iter().flat_map(decode).collect()))
+        let mut all: Vec<RankWeights> = processes.iter().flat_map(decode).collect();
+        // Ranks of a process add theirs in any order; the message does not depend on it.
+        all.sort_by_key(|(rank, _)| *rank);
+        Ok(Some(all))
     }
 }
 

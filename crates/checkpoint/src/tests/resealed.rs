@@ -159,7 +159,7 @@ fn what_cannot_be_right_is_refused_with_a_sentence() {
         assert!(error.ends_with(sentence), "{path}: {error}");
     }
     for (path, value, part) in [
-        ("/plan/mesh/tp", json!(0), "its plan has a mesh of 2 · 2 · 0 ranks"),
+        ("/plan/mesh/tp", json!(0), "its plan has a mesh of 2 · 2 · 1 · 0 ranks"),
         ("/plan/mesh/dp", json!(1_u64 << 40), "ranks, which is not from 1 to 1048576"),
         ("/plan/sharding/states", json!(3), "its plan has a sharding that does not divide its 2 replicas"),
         ("/plan/batch/global", json!(0), "its plan: batch.global = 0 must be at least 1"),

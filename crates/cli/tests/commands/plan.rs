@@ -63,7 +63,7 @@ fn a_model_and_a_cluster_without_a_file_are_not_planned_as_the_demo() {
     assert_eq!((&large["ranks"], &large["micro_batches"]), (&Value::from(1), &Value::from(1)));
     assert_eq!(large["params"], 70_553_706_496_u64);
     let note = large["notes"][0].as_str().unwrap();
-    assert!(note.contains("cluster.nodes = 1 has one for each of the 8 devices"), "{note}");
+    assert!(note.contains("set cluster.nodes = 1 to use all 8 devices"), "{note}");
     let two = answer(&["model.preset=llama3-70b", "cluster.preset=h100", "cluster.nodes=2"]);
     assert_eq!((&two["ranks"], &two["notes"]), (&Value::from(16), &serde_json::json!([])));
     // 8192 tokens of one sample on each of 16 ranks.

@@ -260,7 +260,7 @@ fn mistakes_are_one_sentence() {
     );
     insta::assert_snapshot!(
         said("out-alone", &["--out", "x.svg"]),
-        @"error: --out takes the best of --search, the picture of --draw or the page of --reproduce: give one of them"
+        @"error: --out takes the best of --search, the picture of --draw, the page of --reproduce or the nodes of --place: give one of them"
     );
     insta::assert_snapshot!(
         said("sweep-refused", &["--sweep", "parallel.tp=3,5"]),

@@ -301,7 +301,8 @@ table! {
         per_package: usize, default 1, in 1..=1 << 10;
         /// ranks that share a node
         per_node: usize, else "all ranks", in 1..=1 << 10;
-        /// nodes that share a pod: a leaf switch, a rail group, a dragonfly group. Needs `per_node`
+        /// nodes that share a pod: a leaf switch, a rail group, a dragonfly group. Needs `per_node`. Keys that `links.pod` does not
+        /// have are those of `links.cluster`
         nodes_per_pod: usize, else "none", in 1..=1 << 20;
         /// cores of a node that its ranks share, if ranks are threads, or of the one machine that runs all nodes if
         /// links between them are emulated; `calibrate` writes it
@@ -337,7 +338,7 @@ table! {
 
 table! {
     RawLink in "cluster.links" {
-        /// bytes/s. A key that `pod` does not have is that of `cluster`
+        /// bytes/s
         bandwidth: f64, else "20 GB/s in a node, 10 GB/s between";
         /// seconds from one rank to the next
         latency: f64, else "2 µs, 8 µs";
