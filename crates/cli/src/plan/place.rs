@@ -130,8 +130,7 @@ pub fn run(
     };
     let (comm, by_name_comm) = (figures(&placed), figures(&on(&plan, &found.by_name)));
     let per_node = plan.cluster.topology.per_node.unwrap_or(plan.mesh.ranks());
-    let mut facts = describe::plan(&placed);
-    facts.retain(|(label, _)| label != "placed");
+    let mut facts = describe::plan(&plan);
     let (exact, orders) = match found.how {
         How::Exact { orders } => (true, orders),
         How::Heuristic { orders } => (false, orders),
