@@ -115,9 +115,11 @@ mod tests {
 
     const FORMATS: [Float8; 2] = [Float8::E4M3, Float8::E5M2];
 
-    /// By the definition: the nearest of all finite numbers of the format, an even code if there are two.
+    /// By the definition: the nearest of all finite numbers of the format, an even code if there are two. Beyond the largest, that
+    /// is the largest; a difference from numbers as large as 1e18 would not be exact in fp64.
     fn nearest(format: Float8, x: f32) -> u8 {
-        let distance = |&code: &u8| (f64::from(format.decode(code)) - f64::from(x.abs())).abs();
+        let magnitude = f64::from(x.abs().min(format.largest()));
+        let distance = |&code: &u8| (f64::from(format.decode(code)) - magnitude).abs();
         let codes = (0..=0x7f_u8).filter(|&code| format.decode(code).is_finite());
         let order = |a: &u8, b: &u8| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1)));
         codes.min_by(order).unwrap() | if x.is_sign_negative() { 0x80 } else { 0 }

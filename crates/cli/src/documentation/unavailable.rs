@@ -12,8 +12,11 @@ use super::markdown::{Code, Page, Row, codes};
 /// The page.
 pub const PAGE: &str = "docs/coming-from.md";
 
-/// The first cells of rows that name no key: reviewed by a person, last on 2026-11-18.
-const REVIEWED: [&str; 20] = [
+/// The first cells of rows that name no key: reviewed by a person, last on 2026-11-19.
+const REVIEWED: [&str; 23] = [
+    "a learning rate and a decay by parameter",
+    "a moving average of the weights",
+    "`--lr-wsd-decay-style linear`, `minus_sqrt`",
     "TF32",
     "CPU or NVMe offload",
     "label smoothing, loss masks per token",

@@ -244,9 +244,9 @@ table! {
         /// above 0, at most 1; adamw only
         eps: f64, else "1e-8", in 1e-30..=1.0;
         /// 0 to below 1; sgd only
-        momentum: f64, else "0.9";
+        momentum: f64, else "0.9 for sgd";
         /// whether the momentum is Nesterov's; sgd only
-        nesterov: bool, else "false";
+        nesterov: bool, else "false for sgd";
         /// 0 or above; not applied to norms and biases
         weight_decay: f64, default 0.1, in 0.0..=1e6;
         /// largest gradient norm; 0 for no clipping
