@@ -9,14 +9,14 @@ use crate::layout::Layout;
 use crate::timer::Timer;
 
 /// Stages of a tied model for which boundaries are tried in pairs.
-const MOST_ROWS: usize = 16;
+const MAX_ROWS: usize = 16;
 
 /// The bound; `None` if the speed of the device is unknown.
 pub fn bound(timer: &Timer, layout: Layout, largest: usize) -> Option<f64> {
     let nodes = layout.nodes();
     let together = timer.seconds(&vec![0; nodes])?;
     // So many pairs of boundaries would take long.
-    let is_deep = layout.rows > MOST_ROWS && timer.is_tied();
+    let is_deep = layout.rows > MAX_ROWS && timer.is_tied();
     if nodes <= largest || !layout.is_exact || is_deep {
         return Some(together);
     }

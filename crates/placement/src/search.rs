@@ -15,7 +15,7 @@ use crate::table::FreeNode;
 use crate::timer::Timer;
 
 /// At most as many orders are timed one by one.
-const MOST_ORDERS: usize = 20_000;
+const MAX_ORDERS: usize = 20_000;
 /// Random orders whose mean is told.
 const RANDOM_ORDERS: u64 = 3;
 
@@ -92,7 +92,7 @@ pub fn place(plan: &Plan, free: &[FreeNode]) -> Result<Found, PlaceError> {
     let seconds = |order: &[usize]| timer.seconds(order).ok_or(PlaceError::UnknownSpeed);
     let by_name = pods.by_name(needed);
     let by_name_s = seconds(&by_name)?;
-    let (orders, is_exact) = match all(needed, &room, MOST_ORDERS) {
+    let (orders, is_exact) = match all(needed, &room, MAX_ORDERS) {
         Some(orders) => (orders, true),
         None => (banded(layout, &room), false),
     };

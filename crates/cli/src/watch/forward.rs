@@ -91,7 +91,7 @@ fn start(service: Service, python: &Path) -> Result<Child, Failure> {
     })
 }
 
-/// Writes a line to the program. Gives whether it still reads.
+/// Writes a line to the program. Returns whether it still reads.
 fn write(child: &mut Child, line: &str) -> Result<bool, Failure> {
     let input = child.stdin.as_mut().expect("it is open until the end");
     match input.write_all(format!("{line}\n").as_bytes()) {

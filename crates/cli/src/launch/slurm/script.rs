@@ -148,8 +148,8 @@ impl Job<'_> {
         let program = quoted(&self.program.display().to_string());
         write!(
             text,
-            "\n# Slurm sends SIGTERM to the ranks and to this shell. The ranks save and end; the shell waits for them.\n\
-             trap '' TERM\n{} \\\n    {program} \"${{run[@]}}\"\ncode=$?\n",
+            "\n# Slurm sends SIGTERM to the ranks, to srun and to this shell. The ranks save and end; srun and the shell wait for them.\n\
+             stopped=\ntrap 'stopped=yes' TERM\n(\n    trap '' TERM\n    exec {} \\\n    {program} \"${{run[@]}}\"\n)\ncode=$?\n",
             step.join(" "),
         )
         .expect("a string takes any text");
@@ -164,8 +164,9 @@ impl Job<'_> {
             .expect("a string takes any text");
         }
         text.push_str(
-            "\n# A rank or its node has failed. The job is queued again if it has come further than before.\n\
-             if [ $code != 0 ] && [ $code != 2 ] && [ \"$(newest)\" != \"$before\" ]; then\n    \
+            "\n# A rank or its node has failed. The job is queued again if it has come further than before. A job that Slurm has ended\n\
+             # is not, because Slurm itself may have queued it again.\n\
+             if [ -z \"$stopped\" ] && [ $code != 0 ] && [ $code != 2 ] && [ \"$(newest)\" != \"$before\" ]; then\n    \
              scontrol requeue \"$SLURM_JOB_ID\"\nfi\nexit $code\n",
         );
         text
