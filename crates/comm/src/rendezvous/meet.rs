@@ -70,6 +70,8 @@ pub(super) fn receive_all(
             pending -= 1;
             match result {
                 Ok((introduction, peer)) => {
+                    // A rank whose handshake took too long for it has closed that connection, and comes again.
+                    peers.retain(|other| other.rank != introduction.rank || !other.has_hung_up());
                     check(&introduction, size, &peers)?;
                     peers.push(peer);
                 }

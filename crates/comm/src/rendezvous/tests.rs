@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::TcpStream;
 
+use super::handshake::introduce;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -84,6 +85,26 @@ fn bytes_come_to_rank_0_in_order_and_go_to_all() {
     on_all(&members, |member| member.leave(false));
     on_all(&members, Rendezvous::disconnect);
     assert!(members.iter().all(|member| member.failure().is_none()), "goodbye is no failure");
+}
+
+#[test]
+fn a_rank_that_gave_up_its_first_connection_may_come_again() {
+    let (listener, secret) = (listener(), new_secret().expect("random bytes"));
+    thread::scope(|scope| {
+        let lead = scope.spawn(|| meet(0, 3, &listener, &secret));
+        let introduction = Introduction { rank: 1, size: 3, host: host_name() };
+        let address = listener.local_addr().expect("it is bound");
+        for _ in 0..2 {
+            let mut stream = TcpStream::connect(address).expect("rank 0 listens");
+            introduce(&mut stream, &secret, &introduction).expect("it knows the secret");
+        }
+        let others = [1, 2].map(|rank| {
+            let (listener, secret) = (&listener, &secret);
+            scope.spawn(move || meet(rank, 3, listener, secret))
+        });
+        assert!(lead.join().expect("no panic").is_ok());
+        others.map(|other| assert!(other.join().expect("no panic").is_ok()));
+    });
 }
 
 #[test]
