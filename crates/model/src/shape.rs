@@ -41,6 +41,8 @@ pub struct Shape {
     pub first_token: usize,
     /// Tokens of that part without padding.
     pub valid_tokens: usize,
+    /// The rows whose logits are in memory at a time.
+    pub head_rows: usize,
     /// Type of weights and activations.
     pub compute: DType,
     /// How the products of layers are computed.
@@ -101,6 +103,7 @@ impl Shape {
             vocab,
             first_token,
             valid_tokens: model.vocab.saturating_sub(first_token).min(vocab),
+            head_rows: plan.head_rows(),
             compute: compute_type(plan.precision.compute),
             products: plan.precision.products,
             sequence_parallel,
@@ -151,6 +154,11 @@ impl Shape {
     pub fn rotates(&self, unit: Unit) -> bool {
         let is_skipped = |every| matches!(unit, Unit::Layer(layer) if (layer + 1).is_multiple_of(every));
         self.rotary_dims > 0 && !self.no_rotary_every.is_some_and(is_skipped)
+    }
+
+    /// Whether logits are computed some rows at a time, and again in the backward.
+    pub fn divides_head(&self) -> bool {
+        self.head_rows < self.rows
     }
 
     /// Columns of the first MLP product: gate and up, if there is a gate.

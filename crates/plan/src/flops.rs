@@ -13,7 +13,8 @@ use crate::{Compute, Plan, Recompute};
 pub struct Flops {
     /// Without recomputation: forward and twice that for the backward.
     pub model: f64,
-    /// With the second forward of full recomputation. Selective recomputation repeats no matrix product.
+    /// With the second forward of full recomputation, and with logits that are computed again. Selective recomputation
+    /// repeats no matrix product.
     pub hardware: f64,
 }
 
@@ -22,7 +23,9 @@ impl Plan {
     pub fn flops(&self) -> Flops {
         let passes = if self.memory.recompute == Recompute::Full { 4.0 } else { 3.0 };
         let pass = self.tokens_per_step() as f64 * pass_per_token(&self.model, self.batch.sequence);
-        Flops { model: 3.0 * pass, hardware: passes * pass }
+        let head_pass = 2.0 * self.model.hidden as f64 * self.model.vocab as f64;
+        let again = if self.divides_head() { self.tokens_per_step() as f64 * head_pass } else { 0.0 };
+        Flops { model: 3.0 * pass, hardware: passes * pass + again }
     }
 
     /// The FLOPs of the head in units of a layer's, counting matrix products of the forward.
@@ -53,7 +56,7 @@ impl Plan {
 
 /// FLOPs of one pass for one token; all passes of a step count the same.
 fn pass_per_token(model: &ModelSpec, sequence: usize) -> f64 {
-    // The output matrix is never recomputed: 6·h·V in total, which the formula spreads over four passes.
+    // Full recomputation does not repeat the output matrix: 6·h·V in total, which the formula spreads over four passes.
     let output = 1.5 * model.hidden as f64 * model.vocab as f64;
     model.layers as f64 * layer_per_token(model, sequence) + output
 }

@@ -35,7 +35,7 @@ pub use data::{DEMO_VOCAB, Data, DataSource, TokenData};
 pub use flops::Flops;
 pub use generation::Round;
 pub use kintsugi_spec::{Axis, Group, Span};
-pub use memory::{AttentionKind, MemoryOptions, Recompute};
+pub use memory::{AttentionKind, HeadRows, MemoryOptions, Recompute};
 pub use mesh::{Coordinate, Mesh, divisors};
 pub use op::{BackwardPart, Block, Computation, Op, Program, StepOp, Unit};
 pub use op_kind::OpKind;

@@ -65,12 +65,8 @@ impl Rank {
             }
             Block::Head => {
                 let (x, targets) = (self.take_input(block, micro), self.take_targets(micro));
-                BlockActivations::Head(head::forward(
-                    &self.context(),
-                    x,
-                    &self.head_weights(),
-                    self.loss(&targets),
-                ))
+                let (ctx, w) = (self.context(), self.head_weights());
+                BlockActivations::Head(head::forward(&ctx, x, targets, &w, self.loss()))
             }
         };
         self.in_flight.activations.insert((block, micro), saved);
@@ -94,7 +90,7 @@ impl Rank {
             }
             Block::Head => {
                 let (x, targets) = (self.take_input(block, micro), self.take_targets(micro));
-                head::evaluate(&self.context(), &x, &self.head_weights(), self.loss(&targets));
+                head::evaluate(&self.context(), &x, targets.view(), &self.head_weights(), self.loss());
             }
         }
     }
@@ -148,6 +144,7 @@ impl Rank {
                     &self.context(),
                     saved,
                     &self.head_weights(),
+                    self.loss().scale,
                     &norm,
                     &self.head_output(),
                     part,
@@ -212,9 +209,8 @@ impl Rank {
         head::OutputGradient { gradients: self.unit(unit).gradients(), kind }
     }
 
-    fn loss<'a>(&'a self, targets: &'a Buffer) -> head::Loss<'a> {
+    fn loss(&self) -> head::Loss<'_> {
         head::Loss {
-            targets: targets.view(),
             sum: self.sums().slice(LOSS..LOSS + 1),
             scale: self.control.slice(control::LOSS_SCALE..control::LOSS_SCALE + 1),
         }

@@ -41,7 +41,7 @@ impl Choices {
             pipeline: Pipeline { schedule, virtual_stages, layers: _, prefetch: _, overlap: _ },
             sequence_parallel,
             sharding,
-            memory: MemoryOptions { recompute, attention: _ },
+            memory: MemoryOptions { recompute, attention: _, head_rows: _ },
             // These and the other `_` are the same in all plans of a search. Only the global batch and the layers are not: they
             // follow from the number of micro-batches and from the chunks.
             model: _,

@@ -5,7 +5,8 @@ use kintsugi_engine::verify::Layout;
 use kintsugi_engine::{MemoryChoice, device};
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
-    AttentionKind, DeviceKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding,
+    AttentionKind, DeviceKind, HeadRows, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind,
+    Sharding,
 };
 use kintsugi_simulate::{Coverage, predict};
 use kintsugi_spec::units;
@@ -76,7 +77,11 @@ pub fn on_one_rank(plan: &Plan) -> Plan {
         sequence_parallel: false,
         overlap_tp: false,
         sharding: Sharding::ONE_REPLICA,
-        memory: MemoryOptions { recompute: Recompute::None, attention: AttentionKind::Flash },
+        memory: MemoryOptions {
+            recompute: Recompute::None,
+            attention: AttentionKind::Flash,
+            head_rows: HeadRows::All,
+        },
         ..plan.clone()
     }
 }

@@ -207,6 +207,18 @@ const COMMON: [LayoutSpec; 66] = [
          parallel.schedule=interleaved parallel.virtual_stages=2 parallel.sequence_parallel=true \
          memory.recompute=full",
     ),
+    LayoutSpec(
+        "tp 2, dp 2, ZeRO-3, sequence parallel, tp overlap, logits of 10 rows",
+        [2, 1, 2],
+        3,
+        "parallel.sequence_parallel=true parallel.overlap_tp=true memory.head_rows=10",
+    ),
+    LayoutSpec(
+        "pp 2, dp 2, ZeRO-1, zero-bubble, logits of 10 rows",
+        [1, 2, 2],
+        1,
+        "parallel.schedule=zero-bubble memory.head_rows=10",
+    ),
     LayoutSpec("cp 2", [1, 1, 1], 0, "parallel.cp=2"),
     LayoutSpec("cp 4, ZeRO-1", [1, 1, 1], 1, "parallel.cp=4"),
     LayoutSpec("cp 2, dp 2, ZeRO-3", [1, 1, 2], 3, "parallel.cp=2"),

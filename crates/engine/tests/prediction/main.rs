@@ -70,11 +70,12 @@ impl Choices {
         write!(text, "[sharding]\n{placement}gather = \"{gather}\"\n{reduce}").expect("a string");
         write!(
             text,
-            "[memory]\nrecompute = \"{}\"\nattention = \"{}\"\n[precision]\ncompute = \"{}\"\ngradients = \"{}\"\n\
+            "[memory]\nrecompute = \"{}\"\nattention = \"{}\"\nhead_rows = {}\n[precision]\ncompute = \"{}\"\ngradients = \"{}\"\n\
              states = \"{}\"\n[cluster]\n{}\n[optimizer]\n{}\n[run]\ndevice = \"cpu\"\neval_every = {}\n\
              [data]\nsource = \"corpus\"\nmask_documents = {}\n",
             self.of(&["none", "selective", "full"]),
             self.of(&["flash", "plain"]),
+            self.of(&["\"all\"", "\"all\"", "\"auto\"", "1", "5", "1000"]),
             self.of(&["fp32", "bf16", "fp16"]),
             self.of(&["fp32", "compute"]),
             self.of(&["fp32", "bf16"]),

@@ -59,9 +59,10 @@ impl Point {
 
     fn head_loss(&self, rank: &TestRank, x: &[f64], weights: &[Vec<f64>]) -> f64 {
         let units = self.units(rank, weights);
-        let loss = LossBuffers::new(rank, &self.tokens);
+        let loss = LossBuffers::new(rank);
         let (ctx, x) = (rank.context(&Solo, &self.shape), rank.buffer(x));
-        head::evaluate(&ctx, &x, &self.head_weights(&units), loss.get());
+        let targets = rank.tokens(&self.tokens);
+        head::evaluate(&ctx, &x, targets.view(), &self.head_weights(&units), loss.get());
         rank.values(loss.sum.view())[0]
     }
 
@@ -74,9 +75,11 @@ impl Point {
         let output = head::OutputGradient { gradients: units[0].gradients(), kind: self.output_slot() };
         let mut ends = None;
         for _ in 0..passes {
-            let loss = LossBuffers::new(&rank, &self.tokens);
-            let saved = head::forward(&ctx, rank.buffer(x), &w, loss.get());
-            let (dx, weight_inputs) = head::backward(&ctx, saved, &w, &norm, &output, part);
+            let loss = LossBuffers::new(&rank);
+            let targets = rank.tokens(&self.tokens);
+            let saved = head::forward(&ctx, rank.buffer(x), targets, &w, loss.get());
+            let scale = loss.scale.view();
+            let (dx, weight_inputs) = head::backward(&ctx, saved, &w, scale, &norm, &output, part);
             assert_eq!(weight_inputs.is_some(), part == BackwardPart::Input);
             if let Some(weight_inputs) = weight_inputs {
                 head::weight_part(&ctx, &weight_inputs, &output);
@@ -111,22 +114,17 @@ impl Point {
 }
 
 struct LossBuffers {
-    targets: Buffer,
     sum: Buffer,
     scale: Buffer,
 }
 
 impl LossBuffers {
-    fn new(rank: &TestRank, targets: &[u32]) -> Self {
-        LossBuffers {
-            targets: rank.tokens(targets),
-            sum: rank.buffer(&[0.0]),
-            scale: rank.buffer(&[LOSS_SCALE]),
-        }
+    fn new(rank: &TestRank) -> Self {
+        LossBuffers { sum: rank.buffer(&[0.0]), scale: rank.buffer(&[LOSS_SCALE]) }
     }
 
     fn get(&self) -> head::Loss<'_> {
-        head::Loss { targets: self.targets.view(), sum: self.sum.view(), scale: self.scale.view() }
+        head::Loss { sum: self.sum.view(), scale: self.scale.view() }
     }
 }
 
@@ -156,10 +154,11 @@ fn a_second_embedding_adds_to_the_first() {
     }
 }
 
-const HEADS: [&[&str]; 3] = [
+const HEADS: [&[&str]; 4] = [
     &["model.family=gpt", "model.tied=true"],
     &["model.family=gpt", "model.tied=false"],
     &["model.family=llama", "model.tied=false"],
+    &["model.family=llama", "model.tied=false", "memory.head_rows=70"],
 ];
 
 #[test]
@@ -190,6 +189,26 @@ fn the_head_in_parts_and_twice_has_the_gradients_of_the_head_in_one() {
             assert_same(&what, in_parts, once);
             let doubled: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
             assert_close(&what, twice, &doubled, 1e-14);
+        }
+    }
+}
+
+#[test]
+fn logits_of_some_rows_at_a_time_give_the_same_loss_and_gradients() {
+    let whole = Point::new(Block::Head, &["model.tied=true"]);
+    let x = random(whole.shape.rows * whole.shape.hidden, 3);
+    let (loss, dx, gradients) = whole.head_outcome(&x, BackwardPart::Both, 1);
+    for head_rows in ["memory.head_rows=1", "memory.head_rows=128", "memory.head_rows=299"] {
+        let point = Point::new(Block::Head, &["model.tied=true", head_rows]);
+        assert!(point.shape.divides_head(), "{head_rows}");
+        assert_close(head_rows, &[point.head_loss(&TestRank::new(), &x, &point.weights)], &[loss], 1e-13);
+        for part in [BackwardPart::Both, BackwardPart::Input] {
+            let outcome = point.head_outcome(&x, part, 1);
+            assert_close(head_rows, &[outcome.0], &[loss], 1e-13);
+            assert_close(head_rows, &outcome.1, &dx, 1e-12);
+            for (divided, whole) in outcome.2.iter().zip(&gradients) {
+                assert_close(head_rows, divided, whole, 1e-12);
+            }
         }
     }
 }

@@ -76,10 +76,11 @@ impl Model<'_> {
         let y = rank.values(out.view());
 
         let (sum, scale) = (rank.buffer(&[0.0]), rank.buffer(&[1024.0]));
-        let loss = head::Loss { targets: targets.view(), sum: sum.view(), scale: scale.view() };
-        let (head_saved, w) = (head::forward(ctx, out, &self.head_weights(), loss), self.head_weights());
+        let loss = head::Loss { sum: sum.view(), scale: scale.view() };
+        let w = self.head_weights();
+        let head_saved = head::forward(ctx, out, targets, &w, loss);
         let (norm, output) = (self.units[&Unit::Head].gradients(), self.head_output());
-        let (dout, weight_inputs) = head::backward(ctx, head_saved, &w, &norm, &output, part);
+        let (dout, weight_inputs) = head::backward(ctx, head_saved, &w, loss.scale, &norm, &output, part);
         if let Some(weight_inputs) = weight_inputs {
             head::weight_part(ctx, &weight_inputs, &output);
         }
@@ -200,11 +201,26 @@ fn two_ranks_agree_with_one() {
                     let split_again = part == BackwardPart::Input && recompute.ends_with("selective");
                     let overlap = ["parallel.overlap_tp=false", "parallel.overlap_tp=true"];
                     for overlap in overlap.into_iter().take(if split_again { 1 } else { 2 }) {
-                        let plan = plan(&[model, BATCH, &["parallel.tp=2", rows, recompute, overlap]]);
-                        let what = format!("{model:?}, {rows}, {recompute}, {overlap}, {part:?}");
-                        assert_passes(&what, &plan, &one, part);
+                        let sets = ["parallel.tp=2", rows, recompute, overlap];
+                        let plan = plan(&[model, BATCH, &sets]);
+                        assert_passes(&format!("{model:?}, {sets:?}, {part:?}"), &plan, &one, part);
                     }
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn two_ranks_agree_with_one_if_logits_are_divided() {
+    let model = MODELS[0];
+    let one = plan(&[model, BATCH]);
+    for rows in ["parallel.sequence_parallel=false", "parallel.sequence_parallel=true"] {
+        for overlap in ["parallel.overlap_tp=false", "parallel.overlap_tp=true"] {
+            for part in [BackwardPart::Both, BackwardPart::Input] {
+                let sets = ["parallel.tp=2", rows, overlap, "memory.head_rows=64"];
+                let plan = plan(&[model, BATCH, &sets]);
+                assert_passes(&format!("{sets:?}, {part:?}"), &plan, &one, part);
             }
         }
     }

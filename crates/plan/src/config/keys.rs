@@ -13,8 +13,8 @@ use super::words::{
     Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources,
 };
 use crate::{
-    AttentionKind, Compute, ContextAttention, GradientType, LogFormat, LossScale, ParameterGroup, Products,
-    RateSchedule, Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
+    AttentionKind, Compute, ContextAttention, GradientType, HeadRows, LogFormat, LossScale, ParameterGroup,
+    Products, RateSchedule, Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
 };
 
 /// Larger than any cluster, and small enough that products of sizes do not overflow.
@@ -221,6 +221,10 @@ table! {
         recompute: Recompute, default Recompute::None;
         /// `"flash"`; `"plain"` keeps the probabilities
         attention: AttentionKind, default AttentionKind::Flash;
+        /// `"all"`, `"auto"`, or a number, at least 1: the tokens of a micro-batch whose logits are in memory at a time.
+        /// With fewer than all, the backward [computes the logits again](memory.md#logits). `"auto"` takes as many as
+        /// 512 MiB have room for
+        head_rows: HeadRows, default HeadRows::All;
     }
 }
 

@@ -93,7 +93,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
     let batch = Batch::resolve(&raw.batch, mesh.dp())?;
     model::check_split(&model, mesh.tp())?;
-    let memory = MemoryOptions::resolve(&raw.memory);
+    let memory = MemoryOptions::resolve(&raw.memory)?;
     context::check(&model, mesh, raw.parallel.cp_attention(), batch, memory)?;
     let framework = framework::resolve(&raw.framework)?;
     let precision = Precision::resolve(&raw.precision)?;

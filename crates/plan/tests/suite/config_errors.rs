@@ -60,6 +60,8 @@ const SETS: &[&[&str]] = &[
     ],
     &["memory.recompute=some"],
     &["memory.attention=sparse"],
+    &["memory.head_rows=0"],
+    &["memory.head_rows=some"],
     &["optimizer.name=adafactor"],
     &["optimizer.name=muon"],
     // Model.

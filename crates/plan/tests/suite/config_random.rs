@@ -46,6 +46,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("sharding.quantize_gradients", &["none", "int8", "int4"]),
     ("sharding.quantize_block", &NUMBERS),
     ("memory.recompute", &["none", "selective", "full"]),
+    ("memory.head_rows", &["all", "auto", "none", "1", "0", "-1", "1000000000"]),
     ("precision.products", &["compute", "fp8"]),
     ("precision.loss_scale", &["dynamic", "1024", "inf", "-1"]),
     ("optimizer.lr", &["1", "0", "inf", "nan", "1e-30"]),

@@ -19,7 +19,8 @@ pub fn bases() -> impl Generator<Value = Plan> {
         "family = \"llama\"\nkv_heads = 2\nhead_dim = 6",
     ]);
     let overlap = (any::<bool>(), any::<bool>());
-    let options = (select(vec!["flash", "plain"]), any::<bool>(), overlap, 0..=3_usize, 0..=1_usize);
+    let kept = (select(vec!["flash", "plain"]), select(vec!["\"all\"", "7"]));
+    let options = (kept, any::<bool>(), overlap, 0..=3_usize, 0..=1_usize);
     let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
     let emulated = select(vec![
         "",
@@ -32,11 +33,11 @@ pub fn bases() -> impl Generator<Value = Plan> {
             family,
             layers,
             emulated,
-            (attention, masked, (overlap, overlap_tp), prefetch, eval_every),
+            ((attention, head_rows), masked, (overlap, overlap_tp), prefetch, eval_every),
             (compute, gradients, interference),
         )| {
             let text = format!(
-                "{MODEL}[memory]\nattention = \"{attention}\"\n\
+                "{MODEL}[memory]\nattention = \"{attention}\"\nhead_rows = {head_rows}\n\
                  [parallel]\noverlap = {overlap}\noverlap_tp = {overlap_tp}\nprefetch = {prefetch}\n[run]\neval_every = {eval_every}\n\
                  [precision]\ncompute = \"{compute}\"\ngradients = \"{gradients}\"\n\
                  [cluster]\npreset = \"frontier\"\n{emulated}[framework]\ninterference = {interference}\n\
