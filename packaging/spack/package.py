@@ -14,7 +14,7 @@ class Kintsugi(Package):
 
     license("MIT OR Apache-2.0")
 
-    version("main", branch="main")
+    version("0.2.0", branch="main")
 
     depends_on("c", type="build")
     depends_on("rust@1.90:", type="build")

@@ -70,6 +70,7 @@ def test_a_search_is_what_the_command_prints(folder):
     found = kintsugi.search(FRONTIER, top=3, only={"parallel.pp": [1, 2, 4]})
     assert list(found) == expected["best"] and len(found) == 3
     assert (found.ranks, found.pick, found.gains) == (128, expected["pick"], expected["gains"])
+    assert found.given == expected["given"]
     assert {row["pp"] for row in found} <= {1, 2, 4}
 
 
@@ -144,7 +145,9 @@ def wait_for_steps(path, count):
 
 def test_ctrl_c_saves_and_the_run_resumes(folder):
     config = tiny(**{key.replace(".", "__"): value for key, value in ENDLESS.items()}, run__out="out")
-    program = f"import kintsugi; kintsugi.train({config!r})"
+    # A shell's jobs in the background ignore SIGINT, and so do their children.
+    handler = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{handler}; import kintsugi; kintsugi.train({config!r})"
     child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for_steps(folder / "out/metrics.jsonl", 3)
     # A terminal and Jupyter send it to the whole group.

@@ -22,7 +22,7 @@ class SearchResult(list):
     """The best strategies, the first of which is the pick: a list of dictionaries, so that `pandas.DataFrame(result)` is a table.
 
     `ranks` is their number, `counts` says how many strategies were tried, `pick` why the first is preferred to the fastest (None if it
-    is the fastest), `gains` what its mechanisms gain, and `yours` the strategy of the configuration, if it has as many ranks.
+    is the fastest), `gains` what its mechanisms gain, and `given` the strategy of the configuration, if it has as many ranks.
     """
 
     def __init__(self, answer: dict[str, Any]):
@@ -31,7 +31,7 @@ class SearchResult(list):
         self.counts: dict[str, Any] = answer["counts"]
         self.pick: Optional[str] = answer["pick"]
         self.gains: list[dict[str, Any]] = answer["gains"]
-        self.yours: Optional[dict[str, Any]] = answer["yours"]
+        self.given: Optional[dict[str, Any]] = answer["given"]
 
 
 def search(
