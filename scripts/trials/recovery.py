@@ -48,7 +48,7 @@ OPS = {
     "message": ("wait for received", "wait for sent"),
     "optimizer": ("measure", "clip", "step"),
 }
-WHEN = ("start", *OPS, "checkpoint")
+WHEN = ("start", *OPS, "checkpoint", "end", "agent")
 
 
 class Wrong(Exception):
@@ -82,14 +82,31 @@ def settings(values):
     return [word for key, value in values.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
+def agent_of(launcher):
+    """The agent that a process has started."""
+    for path in glob.glob("/proc/[0-9]*"):
+        try:
+            with open(f"{path}/cmdline", "rb") as file:
+                is_agent = file.read().endswith(b"\0agent\0")
+            with open(f"{path}/stat") as file:
+                parent = int(file.read().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if is_agent and parent == launcher:
+            return int(path.split("/")[2])
+    return None
+
+
 def is_due(folder, victim, pid, when):
     if when == "start":
         return has_thread(pid, "heartbeat")
+    if when == "end":
+        return len(metrics(folder)) == STEPS
     if len(metrics(folder)) < 30:
         return False
     if when == "checkpoint":
         return bool(glob.glob(os.path.join(folder, "out", "checkpoints", "*.partial")))
-    return last_op(folder, victim)[1].startswith(OPS[when])
+    return when == "agent" or last_op(folder, victim)[1].startswith(OPS[when])
 
 
 class Trial:
@@ -109,7 +126,7 @@ class Trial:
         index = self.random.randrange(len(LAYOUTS))
         values = {**TINY, **LAYOUTS[index]}
         when = self.random.choice([when for when in WHEN if when != "message" or values["parallel.pp"] > 1])
-        how = self.random.choice(("KILL", "STOP"))
+        how = "KILL" if when in ("end", "agent") else self.random.choice(("KILL", "STOP"))
         if when == "start" and how == "STOP":
             # Before the first step a stopped process is noticed after run.communication_timeout.
             values["run.communication_timeout"] = 8
@@ -142,11 +159,15 @@ class Trial:
         if process.poll() is not None:
             return None
         fault = time.monotonic()
-        os.kill(pid, getattr(signal, f"SIG{how}"))
+        try:
+            os.kill(agent_of(process.pid) if when == "agent" else pid, getattr(signal, f"SIG{how}"))
+        except ProcessLookupError:
+            process.wait()
+            return None
         noticed = resumed = None
         while process.poll() is None:
             text = self.stderr()
-            if noticed is None and "error:" in text:
+            if noticed is None and ("error:" in text or "warning: the agent" in text):
                 noticed = time.monotonic() - fault
             if resumed is None and "restarted:" in text:
                 resumed = time.monotonic() - fault
@@ -158,6 +179,13 @@ class Trial:
             # It had finished what it was stopped for.
             return None
         what = f"SIG{how} of rank {victim} at {when} under {launcher}"
+        if when == "agent":
+            if code != 0 or "restart 1" in text or metrics(self.folder) != reference or self.blamed(text) is not None:
+                raise Wrong(f"{what}: exit code {code}, or other losses: {text[-1500:]}")
+            return {"fault": "SIGKILL, agent", "noticed": noticed, "resumed": resumed, "named": True}
+        if when == "end" and code == 1 and os.path.exists(os.path.join(self.folder, "out", "summary.json")):
+            # The run has its results, so it is not started again, but its failure is explained.
+            code = 0
         if code != 0:
             raise Wrong(f"{what}: exit code {code}: {text[-1500:]}")
         if metrics(self.folder) != reference:

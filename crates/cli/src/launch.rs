@@ -1,5 +1,6 @@
 //! `kintsugi launch`: runs a command as many processes, by the MPI launcher of this machine or without MPI.
 
+mod agents;
 mod descendants;
 mod local;
 mod restarts;
@@ -23,6 +24,7 @@ use crate::Cli;
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::signals::send;
+use agents::Agents;
 use descendants::{Process, descendants, kill_and_wait, wait_for_end};
 use restarts::RestartableRun;
 use slurm::SlurmArguments;
@@ -117,13 +119,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return slurm::run(&arguments.slurm, arguments.nodes, arguments.print, &train, &arguments.command);
     }
     let ranks = arguments.ranks.expect("it is required without --slurm");
-    let supervision = Supervision::new(arguments.restarts > 0)?;
+    let mut supervision = Supervision::new(arguments.restarts > 0)?;
+    // A mistake in the configuration is reported by the ranks.
+    let out_of_train = match &command {
+        Some(crate::Command::Train(train)) => train.plan().ok().map(|plan| plan.run.out),
+        _ => None,
+    };
     let run: Option<RestartableRun> = match (arguments.restarts, command) {
         (0, _) => None,
         (restarts, Some(crate::Command::Train(train))) => Some(RestartableRun::new(&train, restarts)?),
         (_, _) => return Err(Failure::mistake("--restarts needs the command train")),
     };
+    let start_agents = |launcher| out_of_train.map(|out| Agents::start(launcher, &out)).transpose();
     if arguments.no_mpi {
+        supervision.agents = start_agents(None)?;
         return restarts::run(run, &arguments.command, &supervision, |words| {
             local::run(ranks as usize, words, &supervision)
         });
@@ -141,6 +150,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.print {
         return output::stdout(&(line(&command(&arguments.command)?) + "\n"));
     }
+    supervision.agents = start_agents(Some(launcher))?;
     restarts::run(run, &arguments.command, &supervision, |words| wait(command(words)?, &supervision))
 }
 
@@ -164,11 +174,25 @@ pub struct Supervision {
     stop: StopRequests,
     /// Whether ranks are started again, so that those that are left after a failure are killed soon.
     restarts: bool,
+    /// Those of a run that trains.
+    agents: Option<Agents>,
 }
 
 impl Supervision {
     fn new(restarts: bool) -> Result<Self, Failure> {
-        Ok(Supervision { stop: StopRequests::new()?, restarts })
+        Ok(Supervision { stop: StopRequests::new()?, restarts, agents: None })
+    }
+
+    /// Whether the agents have seen that the attempt has failed. A rank may have reported an error.
+    fn has_seen_failure(&self, has_reported: bool) -> bool {
+        self.agents.as_ref().is_some_and(|agents| agents.watch(self.stop.any(), has_reported))
+    }
+
+    /// Writes the verdict about an attempt that comes to its end, if it has failed and nobody has named the cause.
+    fn add_verdict(&self, has_reported: bool) {
+        if let Some(agents) = self.agents.as_ref().filter(|_| !self.stop.any()) {
+            agents.add_verdict(has_reported);
+        }
     }
 
     /// How long the other ranks may take to end after one has failed, if that is usually as long as `usual`. They learn of it at
@@ -282,6 +306,10 @@ fn quoted(word: &str) -> String {
 /// Runs the launcher to its end. A signal to stop goes to the ranks as SIGUSR1, which launchers pass on. A second one ends the
 /// launcher, and it the ranks.
 fn wait(mut command: Command, supervision: &Supervision) -> Result<(), Failure> {
+    if let Some(agents) = &supervision.agents {
+        agents.begin_attempt()?;
+        command.envs([agents.environment()]);
+    }
     // In a group of its own: otherwise Ctrl-C would reach the launcher itself, which kills the ranks.
     let mut launcher =
         command.process_group(0).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(|error| {
@@ -297,6 +325,10 @@ fn wait(mut command: Command, supervision: &Supervision) -> Result<(), Failure> 
         .wait(supervision)
         .map_err(|error| Failure::run(ErrorContext::new("cannot wait for the launcher", error)))?;
     passing.join().ok();
+    // If a signal has ended the launcher itself, its ranks were ended in any order.
+    if ended.signal().is_none() {
+        supervision.add_verdict(failed.load(Ordering::Relaxed));
+    }
     outcome(ended)
 }
 
@@ -353,7 +385,9 @@ impl RunningLauncher<'_> {
         const GRACE: Duration = Duration::from_secs(15);
         let mut signals = ["USR1", "TERM", "KILL"].into_iter();
         let mut failed_at: Option<Instant> = None;
-        let mut endings = ["TERM", "KILL"].into_iter();
+        // A launcher whose ranks were killed ends by itself, unless it hangs.
+        let kills_ranks = supervision.restarts || supervision.agents.is_some();
+        let mut endings = [None, Some("TERM"), Some("KILL")].into_iter().skip(usize::from(!kills_ranks));
         let (begun, mut looks) = (Instant::now(), 0);
         loop {
             if let Some(ended) = self.launcher.try_wait()? {
@@ -362,7 +396,8 @@ impl RunningLauncher<'_> {
                 kill_and_wait(&self.ranks)?;
                 return Ok(ended);
             }
-            let has_failed = self.failed.load(Ordering::Relaxed);
+            let has_reported = self.failed.load(Ordering::Relaxed);
+            let has_failed = supervision.has_seen_failure(has_reported) || has_reported;
             // Ranks are known before the launcher ends: after it they are children of nobody.
             if supervision.restarts && begun.elapsed() > Duration::from_millis(100 << looks.min(12)) {
                 looks += 1;
@@ -370,13 +405,19 @@ impl RunningLauncher<'_> {
             }
             if has_failed
                 && failed_at.get_or_insert_with(Instant::now).elapsed() > supervision.grace(GRACE)
-                && let Some(signal) = endings.next()
+                && let Some(ending) = endings.next()
             {
+                supervision.add_verdict(has_reported);
+                if let Some(agents) = &supervision.agents {
+                    agents.kill_ranks();
+                }
                 if supervision.restarts {
                     self.ranks = descendants(self.launcher.id());
                     kill_and_wait(&self.ranks)?;
                 }
-                send(signal, self.launcher.id())?;
+                if let Some(signal) = ending {
+                    send(signal, self.launcher.id())?;
+                }
                 failed_at = Some(Instant::now());
             }
             if supervision.stop.take()

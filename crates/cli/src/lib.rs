@@ -7,6 +7,7 @@
 // These panic where the output is full or closed: `output` has what does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod agent;
 pub mod answers;
 mod bench;
 mod calibrate;
@@ -45,7 +46,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use kintsugi_comm::rendezvous::Rendezvous;
-use kintsugi_comm::{print_notices_by, report_failures_by};
+use kintsugi_comm::{agents, print_notices_by, report_failures_by};
 use kintsugi_engine::start_shared_threads;
 
 pub use failure::Failure;
@@ -81,6 +82,8 @@ enum Command {
     Doctor(doctor::Arguments),
     Completions(shell::CompletionArguments),
     Man(shell::ManArguments),
+    #[command(hide = true)]
+    Agent(agent::Arguments),
 }
 
 /// The width of help texts on a wide terminal. Elsewhere it is the width of the terminal, or 100.
@@ -108,7 +111,11 @@ Exit codes:
 
 /// Runs the command with the arguments of this process.
 pub fn main() -> ExitCode {
-    let result = run(Cli::parse().command);
+    let command = Cli::parse().command;
+    if matches!(command, Some(Command::Train(_))) {
+        agents::register();
+    }
+    let result = run(command);
     let code = result.as_ref().err().map_or(0, Failure::code);
     if let Err(failure) = &result
         && !Rendezvous::is_reported()
@@ -116,7 +123,14 @@ pub fn main() -> ExitCode {
         failure.report();
         verdict::add_for(failure);
     }
+    // A failed process may not come to the end of what follows.
+    if code > 0 {
+        agents::report_end(code);
+    }
     processes::finish(code, result.is_err_and(|failure| failure.ends_others()));
+    if code == 0 {
+        agents::report_end(code);
+    }
     ExitCode::from(code)
 }
 
@@ -144,6 +158,7 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         Some(Command::Completions(arguments)) => shell::completions(&arguments, Cli::command()),
         Some(Command::Man(arguments)) => shell::man(&arguments, Cli::command()),
+        Some(Command::Agent(arguments)) => agent::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     }
 }

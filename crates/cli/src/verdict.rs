@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use kintsugi_comm::RankFailure;
 use kintsugi_engine::{JobError, TrainError};
-use kintsugi_run::Verdict;
+use kintsugi_run::{Flight, Verdict};
 
 use crate::failure::Failure;
 use crate::output;
@@ -50,6 +50,37 @@ fn add_and_print(failure: &RankFailure) {
     add(|out| Verdict::new(out, failure.to_string(), failure.culprit(), &others), true);
 }
 
+/// Prints and adds the verdict of the agents about a failed attempt that began at a time, unless a rank has named the cause. If the rank
+/// that it has named `died_later`, as when MPI ends a rank whose peer has died, that was not the cause. The error itself is printed
+/// if no rank `has_reported` one.
+pub fn add_of_agents(
+    out: &Path,
+    began: f64,
+    failure: &RankFailure,
+    has_reported: bool,
+    died_later: impl Fn(usize) -> bool,
+) {
+    let known = Verdict::read_all(out).pop().filter(|last| last.time >= began);
+    let wrong = known.as_ref().and_then(|known| known.culprit).filter(|&rank| died_later(rank));
+    let is_better = wrong.is_some() || known.as_ref().is_none_or(|known| known.culprit.is_none());
+    if known.is_some() && !(is_better && failure.culprit().is_some()) {
+        return;
+    }
+    let message = match wrong {
+        Some(rank) => format!("{failure}, before that of rank {rank}"),
+        None => failure.to_string(),
+    };
+    if !has_reported || wrong.is_some() {
+        output::stderr(&format!("error: {message}"));
+    }
+    let verdict = Verdict::new(out, message, failure.culprit(), &[failure.rank]);
+    output::stderr(&verdict.to_string());
+    // A run that has not begun has no folder yet.
+    if !Flight::ranks(out).is_empty() {
+        write(&verdict, out);
+    }
+}
+
 /// Whether another process of this attempt has found the verdict. Only the first of an attempt counts: a process that was stopped
 /// until the others had ended knows less than they did.
 fn is_known(out: &Path, began: f64) -> bool {
@@ -66,6 +97,10 @@ fn add(verdict: impl FnOnce(&Path) -> Verdict, prints: bool) {
     if prints {
         output::stderr(&verdict.to_string());
     }
+    write(&verdict, out);
+}
+
+fn write(verdict: &Verdict, out: &Path) {
     if let Err(error) = verdict.add(out) {
         output::stderr(&format!("warning: cannot write the verdict to {}: {error}", out.display()));
     }

@@ -40,6 +40,7 @@ pub use collective::Collective;
 pub use connection::{Connection, MpiProcess, NcclConnectError, NcclProcess, WorldOptions};
 pub use notice::{print_notices_by, report_failures_by};
 pub use observe::{ObservedGroup, TransferObserver};
+pub use rendezvous::agents;
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};
 pub use world::{Blame, RankFailure, World};

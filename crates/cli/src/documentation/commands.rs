@@ -31,7 +31,9 @@ fn add_help(command: &mut Command, pages: &mut Vec<Page>) {
     let lines = text.lines().map(|line| line.strip_prefix("  ").unwrap_or(line));
     let text = lines.fold("```\n".to_owned(), |text, line| text + line + "\n");
     pages.push(Page { name, text });
-    for inner in command.get_subcommands_mut().filter(|inner| inner.get_name() != "help") {
+    for inner in
+        command.get_subcommands_mut().filter(|inner| inner.get_name() != "help" && !inner.is_hide_set())
+    {
         add_help(inner, pages);
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use kintsugi_comm::rendezvous::arrange_locally;
 
 use super::Supervision;
+use super::agents::Agents;
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::signals::send;
@@ -22,16 +23,19 @@ pub fn run(ranks: usize, arguments: &[OsString], supervision: &Supervision) -> R
     let failed = |error: io::Error| Failure::run(ErrorContext::new("cannot start the processes", error));
     let program = std::env::current_exe().map_err(failed)?;
     let meeting = arrange_locally().map_err(failed)?;
+    supervision.agents.as_ref().map(Agents::begin_attempt).transpose()?;
     let mut processes = Processes { all: Vec::with_capacity(ranks), killed: Vec::new() };
     for rank in 0..ranks {
         let mut command = Command::new(&program);
         command.args(arguments).envs(meeting.clone());
+        command.envs(supervision.agents.as_ref().map(Agents::environment));
         command.env("KINTSUGI_RANK", rank.to_string()).env("KINTSUGI_RANKS", ranks.to_string());
         // In groups of their own: otherwise Ctrl-C would reach them twice.
         processes.all.push(command.process_group(0).stdin(Stdio::null()).spawn().map_err(failed)?);
     }
     let ended =
         processes.wait(supervision).map_err(|error| Failure::run(ErrorContext::new("cannot wait", error)))?;
+    supervision.add_verdict(has_reported(&ended));
     outcome(&ended, &processes.killed)
 }
 
@@ -54,7 +58,8 @@ impl Processes {
             if ended.iter().all(Option::is_some) {
                 return Ok(ended.into_iter().flatten().collect());
             }
-            if ended.iter().flatten().any(|status| !status.success()) {
+            let has_failed = ended.iter().flatten().any(|status| !status.success());
+            if supervision.has_seen_failure(has_reported(ended.iter().flatten())) || has_failed {
                 let since = *first_failure.get_or_insert_with(Instant::now);
                 if since.elapsed() > supervision.grace(GRACE) {
                     self.kill();
@@ -87,6 +92,11 @@ impl Drop for Processes {
             process.wait().ok();
         }
     }
+}
+
+/// Whether a rank that has ended has reported an error: a signal did not end it.
+fn has_reported<'a>(ended: impl IntoIterator<Item = &'a ExitStatus>) -> bool {
+    ended.into_iter().any(|status| status.code().is_some_and(|code| code > 0))
 }
 
 /// A rank has printed why it failed. One that a signal ended could not, unless that signal came from here.

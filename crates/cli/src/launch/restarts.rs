@@ -1,6 +1,6 @@
 //! `launch --restarts N`: starts the ranks again after one has died, was killed or hangs.
 //!
-//! `launch` is the agent of its node: it outlives the ranks. Every attempt has a new launcher, so MPI starts anew. The first
+//! `launch` and its agents outlive the ranks. Every attempt has a new launcher, so MPI starts anew. The first
 //! attempt runs the command as it was given; later ones resume from the newest whole checkpoint of the run, if there is one.
 
 use std::ffi::{OsStr, OsString};

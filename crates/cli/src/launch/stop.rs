@@ -25,9 +25,8 @@ impl StopRequests {
         asked
     }
 
-    /// Whether any signal came.
+    /// Whether any signal came. The next call of `take` still returns it.
     pub fn any(&self) -> bool {
-        self.take();
-        self.was_asked.load(Ordering::Relaxed)
+        self.asked.load(Ordering::Relaxed) || self.was_asked.load(Ordering::Relaxed)
     }
 }

@@ -1,5 +1,6 @@
 //! The built binary, as a person or a script uses it.
 
+mod agents;
 mod best;
 mod config;
 mod convert;

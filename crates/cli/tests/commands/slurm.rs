@@ -312,7 +312,8 @@ fn a_rank_that_dies_in_an_allocation_is_replaced_by_a_new_step(
     reference: &[String],
     nodes: usize,
 ) {
-    let [all, nodes, ranks] = [nodes + 1, nodes, 2 * nodes].map(|count| count.to_string());
+    let nodes_of_allocation = nodes + 1;
+    let [all, nodes, ranks] = [nodes_of_allocation, nodes, 2 * nodes].map(|count| count.to_string());
     let sets = ["run.out=step", "run.checkpoint_every=5"];
     let sets = settings.iter().chain(&sets).flat_map(|set| ["--set", set]);
     let salloc = ["--nodes", &all, "--ntasks-per-node=2", "--no-kill", env!("CARGO_BIN_EXE_kintsugi")];
@@ -324,12 +325,15 @@ fn a_rank_that_dies_in_an_allocation_is_replaced_by_a_new_step(
     let job = salloc.spawn().unwrap();
     let saved = work.join("step/checkpoints/step-00000005");
     wait_for("a checkpoint", || saved.is_dir().then_some(()));
+    let agents = || cluster.ranks("agent").len();
+    wait_for("an agent on every node", || (agents() == nodes_of_allocation).then_some(()));
     let victim = cluster.ranks("run.out=step")[&3];
     Command::new("kill").args(["-KILL", &victim.to_string()]).output().unwrap();
     let output = job.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && text.contains("restarted: step "), "{text}");
     assert!(text.contains("verdict: rank 3 (") && text.contains("note     without node "), "{text}");
+    assert_eq!(agents(), 0, "agents end with the job");
     assert_eq!(losses(&work.join("step")), *reference);
 }
 

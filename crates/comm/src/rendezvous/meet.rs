@@ -5,7 +5,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,41 +42,15 @@ pub(super) fn receive_all(
             .map_or_else(|_| "its address".to_owned(), |address| address.to_string()),
         reason: error.to_string(),
     };
-    listener.set_nonblocking(true).map_err(refused)?;
-    raise_descriptor_limit();
-    let mut not_accepted: Option<String> = None;
-    let (finished, results) = channel();
-    let (mut peers, mut pending): (Vec<Peer>, usize) = (Vec::new(), 0);
+    let mut handshakes = Handshakes::new(listener, secret.to_owned(), POLL).map_err(refused)?;
+    let mut peers: Vec<Peer> = Vec::new();
     let (mut patience, mut last_look) = (Patience::new(limit, NOTICE), Instant::now());
     while peers.len() + 1 < size {
-        match listener.accept() {
-            Ok((stream, address)) if pending < MAX_HANDSHAKES => {
-                let (finished, secret) = (finished.clone(), secret.to_owned());
-                let shake = move || drop(finished.send((address, receive_one(stream, &secret))));
-                let started = thread::Builder::new().name("handshake".into()).spawn(shake);
-                pending += usize::from(started.is_ok());
-            }
-            // The connection closes.
-            Ok(_) => thread::sleep(POLL),
-            Err(error) => {
-                // The system may have no more file descriptors for now.
-                if error.kind() != io::ErrorKind::WouldBlock {
-                    not_accepted = Some(error.to_string());
-                }
-                thread::sleep(POLL);
-            }
-        }
-        while let Ok((address, result)) = results.try_recv() {
-            pending -= 1;
-            match result {
-                Ok((introduction, peer)) => {
-                    // A rank whose handshake took too long for it has closed that connection, and comes again.
-                    peers.retain(|other| other.rank != introduction.rank || !other.has_hung_up());
-                    check(&introduction, size, &peers)?;
-                    peers.push(peer);
-                }
-                Err(error) => warn(address, &error),
-            }
+        if let Some((introduction, peer)) = handshakes.next() {
+            // A rank whose handshake took too long for it has closed that connection, and comes again.
+            peers.retain(|other| other.rank != introduction.rank || !other.has_hung_up());
+            check(&introduction, size, &peers)?;
+            peers.push(peer);
         }
         let missing =
             || (1..size).filter(|rank| peers.iter().all(|peer| peer.rank != *rank)).collect::<Vec<_>>();
@@ -85,11 +59,63 @@ pub(super) fn receive_all(
             Decision::Wait => {}
             Decision::Notify => print_notice(&format!("waiting for rank {} to connect", list(&missing()))),
             Decision::GiveUp => {
-                return Err(RendezvousError::Missing { ranks: missing(), limit, reason: not_accepted });
+                return Err(RendezvousError::Missing {
+                    ranks: missing(),
+                    limit,
+                    reason: handshakes.not_accepted,
+                });
             }
         }
     }
     Ok(peers)
+}
+
+/// Handshakes with everybody who connects to a listener.
+pub(super) struct Handshakes<'a> {
+    listener: &'a TcpListener,
+    secret: String,
+    /// How long a call waits if nobody connects.
+    pause: Duration,
+    finished: Sender<HandshakeResult>,
+    results: Receiver<HandshakeResult>,
+    pending: usize,
+    /// Why a connection could not be accepted, if that happened.
+    not_accepted: Option<String>,
+}
+
+type HandshakeResult = (SocketAddr, io::Result<(Introduction, Peer)>);
+
+impl<'a> Handshakes<'a> {
+    pub fn new(listener: &'a TcpListener, secret: String, pause: Duration) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        raise_descriptor_limit();
+        let (finished, results) = channel();
+        Ok(Handshakes { listener, secret, pause, finished, results, pending: 0, not_accepted: None })
+    }
+
+    /// Accepts a connection, if there is one. Returns a process that has proved that it knows the secret, if there is one.
+    pub fn next(&mut self) -> Option<(Introduction, Peer)> {
+        match self.listener.accept() {
+            Ok((stream, address)) if self.pending < MAX_HANDSHAKES => {
+                let (finished, secret) = (self.finished.clone(), self.secret.clone());
+                let shake = move || drop(finished.send((address, receive_one(stream, &secret))));
+                let started = thread::Builder::new().name("handshake".into()).spawn(shake);
+                self.pending += usize::from(started.is_ok());
+            }
+            // The connection closes.
+            Ok(_) => thread::sleep(self.pause),
+            Err(error) => {
+                // The system may have no more file descriptors for now.
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    self.not_accepted = Some(error.to_string());
+                }
+                thread::sleep(self.pause);
+            }
+        }
+        let (address, result) = self.results.try_recv().ok()?;
+        self.pending -= 1;
+        result.inspect_err(|error| warn(address, error)).ok()
+    }
 }
 
 /// Allows as many open files as the system lets this process have: rank 0 has a connection for every rank, and the usual limit is

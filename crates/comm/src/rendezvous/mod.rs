@@ -8,6 +8,7 @@
 //! its other end has died, and the job fails. A rank that has waited for too long asks rank 0, which knows all waits, who is at the end
 //! of the chain.
 
+pub mod agents;
 #[allow(unsafe_code, reason = "it calls a function of the C library")]
 mod end;
 mod error;
@@ -98,7 +99,7 @@ struct CurrentWait {
 }
 
 /// Where rank 0 listens, and the secret of the job.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Invitation {
     addresses: Vec<String>,
     secret: String,

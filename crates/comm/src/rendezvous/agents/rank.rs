@@ -1,0 +1,54 @@
+//! A rank's connection to the agent of its node. A thread connects again if the agent was killed and has a successor.
+
+use std::env;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::{FOLDER, NodeFolder};
+use crate::mpi::launched;
+
+/// How long a rank waits before it tries again to reach the agent.
+const RETRY: Duration = Duration::from_millis(500);
+
+static AGENT: Mutex<Option<UnixStream>> = Mutex::new(None);
+
+/// Connects this process to the agent of its node, if there is one and the process is a rank.
+pub fn register() {
+    let (Some(job), Some(launched)) = (env::var_os(FOLDER), launched()) else { return };
+    let socket = NodeFolder::socket_in(&NodeFolder::path_in(Path::new(&job)));
+    let first = connect(&socket, launched.rank);
+    let watch = move || stay_connected(first, &socket, launched.rank);
+    // Training does not depend on it.
+    thread::Builder::new().name("agent".into()).stack_size(128 << 10).spawn(watch).ok();
+}
+
+/// Tells the agent that this process comes to its end, with this exit code.
+pub fn report_end(code: u8) {
+    if let Some(agent) = &mut *AGENT.lock().unwrap_or_else(PoisonError::into_inner) {
+        agent.write_all(format!("ended {code}\n").as_bytes()).ok();
+    }
+}
+
+fn connect(socket: &PathBuf, rank: usize) -> Option<UnixStream> {
+    let mut agent = UnixStream::connect(socket).ok()?;
+    agent.write_all(format!("rank {rank}\n").as_bytes()).ok()?;
+    let kept = agent.try_clone().ok();
+    *AGENT.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+    Some(agent)
+}
+
+fn stay_connected(first: Option<UnixStream>, socket: &PathBuf, rank: usize) {
+    let mut connected = first;
+    loop {
+        if let Some(mut agent) = connected.take() {
+            // It sends nothing. The read ends when the agent has ended.
+            agent.read_exact(&mut [0]).ok();
+        }
+        thread::sleep(RETRY);
+        connected = connect(socket, rank);
+    }
+}
