@@ -193,9 +193,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.at_most_step.is_some_and(|most| !(most.is_finite() && most > 0.0)) {
         return Err(Failure::mistake("--at-most-step must be a number of seconds above 0"));
     }
-    let candidates = Candidates::new(&arguments.config, &arguments.space, arguments.executor.words())?;
+    let executor = arguments.executor.words();
+    let candidates =
+        Candidates::new(&arguments.config, &arguments.space, executor, arguments.at_most_memory)?;
     if candidates.all.is_empty() {
-        let text = "no strategy fits: use more nodes (cluster.nodes), or relax --space";
+        let text = "no strategy fits: use more nodes (cluster.nodes), or relax --space or --at-most-memory";
         return Err(Failure::run(text.to_owned()));
     }
     let mut others = others(&arguments.from)?;
@@ -353,7 +355,7 @@ struct Earlier {
 /// What is tuned, in lines.
 fn heading(candidates: &Candidates, tuning: &Tuning, journal: &Journal, earlier: &Earlier) -> String {
     let variants = match candidates.variants() {
-        0 => String::new(),
+        0 | 1 => String::new(),
         some => format!(", {some} combinations of other settings"),
     };
     let guide = match candidates.first {

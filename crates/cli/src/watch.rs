@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kintsugi_report::watch::{Watch, has_runs, listen, machine_name, new_token, serve};
 use kintsugi_spec::Cause;
+use kintsugi_tune::trials::TRIALS;
 
 use crate::failure::{ErrorContext, Failure};
 use crate::output;
@@ -92,7 +93,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         _ => address.to_string(),
     };
     let shown = if shown.contains(':') { format!("[{shown}]") } else { shown };
-    let none = if has_runs(folder) { "" } else { " (no run yet)" };
+    let has_trials = folder.join(TRIALS).is_file();
+    let none = if has_runs(folder) || has_trials { "" } else { " (no run yet)" };
     let folder_name = folder.display();
     output::stdout(&format!("watching {folder_name}{none}: http://{shown}:{port}/?token={token}\n"))?;
     let watch = Watch { folder: folder.clone(), token, names, context: context() };

@@ -113,9 +113,7 @@ impl Table {
             }
             return Ok(());
         }
-        let words: Vec<&str> =
-            words.iter().flat_map(|word| word.split(',')).filter(|word| !word.is_empty()).collect();
-        match words.as_slice() {
+        match node_and_pod(text).as_slice() {
             [node] if expand(node).is_some() => Err(TableError::NoPod { line, node: (*node).to_owned() }),
             [nodes, pod] => {
                 let nodes = expand(nodes).ok_or_else(wrong)?;
@@ -156,6 +154,16 @@ impl Table {
     }
 }
 
+/// The words of a plain line. A comma divides them, too, but not inside of brackets.
+fn node_and_pod(line: &str) -> Vec<&str> {
+    let mut inside = false;
+    let divides = |c: char| {
+        inside = (inside || c == '[') && c != ']';
+        !inside && (c == ',' || c.is_whitespace())
+    };
+    line.split(divides).filter(|word| !word.is_empty()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +183,7 @@ mod tests {
         let plain = Ok("n2:b n10:a n11:a".to_owned());
         assert_eq!(names("# free\nn[10-11] a\nn2 b # the last\n"), plain);
         assert_eq!(names("n2,b\nn10, a\nn11\ta"), plain);
+        assert_eq!(names("n[10,11] a\nn[2],b"), plain);
         assert_eq!(names(TOPOLOGY), Ok("n1:leaf1 n2:leaf1 n3:leaf1 n4:leaf2 n5:leaf2 n6:leaf2".to_owned()));
         let sinfo = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\n\
                      main*        up   infinite      1  down* n1\n\

@@ -96,6 +96,25 @@ fn an_emulated_link_is_free_during_its_latency() {
 }
 
 #[test]
+fn messages_over_emulated_links_overlap_during_their_latency_and_take_no_cores() {
+    let step = |layout: &[&str], latency: f64| {
+        let links = [("bandwidth", 1e12), ("latency", latency)];
+        let links = links.map(|(key, value)| format!("cluster.emulated.cluster.{key}={value}"));
+        let plan =
+            ConfigSource::text(CORES).sets(["sharding.zero=0", "batch.micro=1"]).sets(layout).sets(links);
+        time(&plan.plan().expect("it is allowed")).expect("the device's speed is known").step_s
+    };
+    let latencies = |layout: &[&str]| step(layout, 2.0) - step(layout, 1.0);
+    // Four micro-batches are in flight, and each passes six links. A stage in the middle sends 128 messages.
+    let pipeline = latencies(&["cluster.per_node=1", "parallel.dp=1", "parallel.pp=4", "batch.global=64"]);
+    assert!((96.0..112.0).contains(&pipeline), "{pipeline} latencies");
+    // Kernels of four ranks on two cores take longer; messages do not.
+    let two = latencies(&["cluster.per_node=2", "parallel.dp=2", "parallel.pp=2", "batch.global=8"]);
+    let four = latencies(&["cluster.per_node=4", "parallel.dp=4", "parallel.pp=2", "batch.global=16"]);
+    assert!((two - four).abs() < 0.5, "{two} and {four} latencies");
+}
+
+#[test]
 fn a_step_of_years_takes_as_long_as_it_takes() {
     let slow =
         ["cluster.device.peak_16bit=1e9", "cluster.device.memory_bandwidth=1e9", "cluster.device.launch=0"];

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use kintsugi_plan::config::{LayerSplit, Strategy};
-use kintsugi_plan::{Codes, Integer, Recompute, ScheduleKind, When};
+use kintsugi_plan::{Codes, Integer};
 use kintsugi_spec::Level;
+use serde::Serialize;
 
 /// A key and the values that it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ enum AllowedValues {
     Words(&'static [&'static str]),
 }
 
-const LEVELS: [&str; 4] = ["none", "package", "node", "cluster"];
+const LEVELS: [&str; 5] = ["none", "package", "node", "pod", "cluster"];
 const TIMES: [&str; 2] = ["micro-batch", "step"];
 
 /// The size of the context-parallel axis. Strategies have cp = 1 unless it is restricted.
@@ -37,7 +38,7 @@ const KEYS: [(&str, AllowedValues, Value); 19] = [
     (
         "parallel.schedule",
         AllowedValues::Words(&["gpipe", "1f1b", "interleaved", "zero-bubble"]),
-        |strategy| schedule_word(strategy.schedule).to_owned(),
+        |strategy| word(strategy.schedule),
     ),
     ("parallel.virtual_stages", AllowedValues::Count, |strategy| strategy.virtual_stages.to_string()),
     (
@@ -61,8 +62,8 @@ const KEYS: [(&str, AllowedValues, Value); 19] = [
     ("sharding.gradients", AllowedValues::Words(&LEVELS), |strategy| level_word(strategy.sharding.gradients)),
     ("sharding.states", AllowedValues::Words(&LEVELS), |strategy| level_word(strategy.sharding.states)),
     ("sharding.secondary", AllowedValues::Words(&LEVELS), |strategy| level_word(strategy.sharding.secondary)),
-    ("sharding.gather", AllowedValues::Words(&TIMES), |strategy| time_word(strategy.sharding.gather)),
-    ("sharding.reduce", AllowedValues::Words(&TIMES), |strategy| time_word(strategy.sharding.reduce)),
+    ("sharding.gather", AllowedValues::Words(&TIMES), |strategy| word(strategy.sharding.gather)),
+    ("sharding.reduce", AllowedValues::Words(&TIMES), |strategy| word(strategy.sharding.reduce)),
     ("sharding.quantize_weights", AllowedValues::Words(&["none", "int8"]), |strategy| {
         code_word(strategy.sharding.quantized.weights)
     }),
@@ -70,7 +71,7 @@ const KEYS: [(&str, AllowedValues, Value); 19] = [
         code_word(strategy.sharding.quantized.gradients)
     }),
     ("memory.recompute", AllowedValues::Words(&["none", "selective", "full"]), |strategy| {
-        recompute_word(strategy.recompute).to_owned()
+        word(strategy.recompute)
     }),
 ];
 
@@ -186,36 +187,16 @@ fn level_word(level: Option<Level>) -> String {
     level.map_or("none", Level::name).to_owned()
 }
 
-/// The value of a key that says when.
-fn time_word(when: When) -> String {
-    match when {
-        When::MicroBatch => TIMES[0],
-        When::Step => TIMES[1],
-    }
-    .to_owned()
-}
-
 /// The value of a key that quantises.
 fn code_word(codes: Option<Codes>) -> String {
     codes.map_or("none", |codes| codes.integer.name()).to_owned()
 }
 
-/// The value of a schedule in a configuration.
-fn schedule_word(schedule: ScheduleKind) -> &'static str {
-    match schedule {
-        ScheduleKind::GPipe => "gpipe",
-        ScheduleKind::OneForwardOneBackward => "1f1b",
-        ScheduleKind::Interleaved => "interleaved",
-        ScheduleKind::ZeroBubble => "zero-bubble",
-    }
-}
-
-/// The value of a recomputation mode in a configuration.
-fn recompute_word(recompute: Recompute) -> &'static str {
-    match recompute {
-        Recompute::None => "none",
-        Recompute::Selective => "selective",
-        Recompute::Full => "full",
+/// A value as it stands in a configuration.
+fn word(value: impl Serialize) -> String {
+    match toml::Value::try_from(value) {
+        Ok(toml::Value::String(word)) => word,
+        other => unreachable!("a choice is a word, not {other:?}"),
     }
 }
 
@@ -237,5 +218,8 @@ mod tests {
         );
         assert_eq!(said("parallel.tp=2,0"), "parallel.tp = 0 must be a number from 1");
         assert!(Only::parse("sharding.zero=7").is_err() && Only::parse("sharding.zero=3").is_ok());
+        for level in Level::ALL {
+            assert!(Only::parse(&format!("sharding.states={}", level.name())).is_ok(), "{level:?}");
+        }
     }
 }

@@ -90,18 +90,14 @@ fn bytes_over(comm: &CommBytes, level: Level) -> u64 {
 /// The step of a placement beside that of others.
 fn chart(plan: &Plan, found: &Found, between_pods: [u64; 2]) -> Chart {
     let [placed, by_name] = between_pods.map(units::bytes);
-    let names = [
-        format!("placed: {placed} between pods"),
-        format!("by name: {by_name} between pods"),
-        "random".to_owned(),
-    ];
+    let names = [format!("placed: {placed}"), format!("by name: {by_name}"), "random".to_owned()];
     let steps = [found.step_s, found.by_name_s, found.random_s];
     let points = steps.into_iter().enumerate().map(|(i, step)| (i as f64, Some(step)));
     Chart {
         title: format!("{} on {}: the same plan on other nodes", plan.model.name, plan.cluster.name),
         question: "What does a bad placement cost?".to_owned(),
         caption: kintsugi_report::plan::layout(plan),
-        x: Axis::of_categories("nodes and order of ranks", names.to_vec()),
+        x: Axis::of_categories("nodes and order of ranks: bytes between pods", names.to_vec()),
         y: Axis::from_zero("step", Unit::Seconds),
         series: vec![
             Series::new("predicted step", Style::Bars, 0).points(points),

@@ -147,10 +147,7 @@ fn searched(
             fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
         },
         &|phase, done, best| {
-            match phase {
-                SearchPhase::Bounding(count) => progress.begin("bounding", count as u64),
-                SearchPhase::Timing(count) => progress.begin("timing", count as u64),
-            }
+            begin_phase(&progress, phase);
             progress.add_with(done as u64, &best.map_or_else(String::new, best_so_far));
         },
     );
@@ -160,6 +157,14 @@ fn searched(
     })?;
     let rows = rows(&base, &found, configured);
     Ok(FinishedSearch { base, ranks, supported, found, rows })
+}
+
+/// Shows the phase of a search.
+pub fn begin_phase(progress: &Progress, phase: SearchPhase) {
+    match phase {
+        SearchPhase::Bounding(count) => progress.begin("bounding", count as u64),
+        SearchPhase::Timing(count) => progress.begin("timing", count as u64),
+    }
 }
 
 /// The best strategy so far, for the progress.

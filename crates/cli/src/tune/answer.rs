@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kintsugi_report::tuning::important_settings;
 use kintsugi_spec::units;
-use kintsugi_tune::trials::{Importance, Objective, Record, TRIALS, Tuning, in_words, models};
+use kintsugi_tune::trials::{Constraints, Importance, Objective, Record, TRIALS, Tuning, in_words, models};
 use serde::Serialize;
 
 use super::candidates::Candidates;
@@ -35,6 +35,8 @@ pub struct Answer<'a> {
     ranked: Vec<(&'a Record, f64)>,
     #[serde(skip)]
     objective: Objective,
+    #[serde(skip)]
+    has_constraints: bool,
 }
 
 /// Trials that are listed.
@@ -60,6 +62,7 @@ impl<'a> Answer<'a> {
             learned: None,
             ranked,
             objective: tuning.objective,
+            has_constraints: tuning.constraints != Constraints::default(),
         }
     }
 
@@ -77,6 +80,9 @@ impl<'a> Answer<'a> {
         }
         let failed = match self.failed {
             0 => String::new(),
+            some if self.has_constraints => {
+                format!(", {some} of which failed or are outside of the constraints")
+            }
             some => format!(", {some} of which failed"),
         };
         writeln!(text, "\ntrials   {}{failed}: {}", self.trials, out.join(TRIALS).display())

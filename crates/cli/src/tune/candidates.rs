@@ -18,7 +18,7 @@ use crate::describe;
 use crate::failure::Failure;
 use crate::fit;
 use crate::host::planned_device;
-use crate::plan::{limit, supported};
+use crate::plan::{begin_phase, limit, supported};
 use crate::progress::Progress;
 
 /// Values of settings that a strategy does not decide, and the configuration with them.
@@ -61,8 +61,14 @@ fn short(key: &str) -> String {
 
 impl Candidates {
     /// All candidates of a configuration in a space. Strategies with codes are among them only if the configuration or the
-    /// space has codes, because codes change the numbers of a training.
-    pub fn new(config: &ConfigArguments, space: &[String], executor: &str) -> Result<Self, Failure> {
+    /// space has codes, because codes change the numbers of a training. Nor are those that need more than `memory` bytes, which are
+    /// predicted exactly.
+    pub fn new(
+        config: &ConfigArguments,
+        space: &[String],
+        executor: &str,
+        memory: Option<u64>,
+    ) -> Result<Self, Failure> {
         let mistake = |text: &dyn Display| Failure::mistake(format!("--space: {text}"));
         let (mut only, mut combinations) = (Vec::new(), vec![Vec::new()]);
         for text in space {
@@ -96,7 +102,7 @@ impl Candidates {
         };
         let mut picks = Vec::new();
         for sets in combinations {
-            picks.extend(found.add_variant(config, sets, &only, with_codes)?);
+            picks.extend(found.add_variant(config, sets, &only, with_codes, memory)?);
         }
         // The planner's first choice is the pick of the variant whose pick is the fastest for each token.
         let speed = |&index: &usize| {
@@ -124,17 +130,21 @@ impl Candidates {
         sets: Vec<String>,
         only: &[Only],
         with_codes: bool,
+        at_most: Option<u64>,
     ) -> Result<Option<usize>, Failure> {
         let source = config.read()?.sets(&sets);
         let (base, ranks) = source.search_base()?;
         let allows_codes = with_codes || base.sharding.quantized.iter().next().is_some();
         let found = strategies_of(&base, ranks, only)?;
-        let is_wanted =
-            |strategy: &Strategy| allows_codes || strategy.sharding.quantized.iter().next().is_none();
+        let is_wanted = |Found { strategy, figures }: &Found| {
+            let has_codes = strategy.sharding.quantized.iter().next().is_some();
+            let is_small = at_most.zip(figures.reserved_bytes).is_none_or(|(most, bytes)| bytes <= most);
+            (allows_codes || !has_codes) && is_small
+        };
         let limit = limit(&base);
         let variant = self.variants.len();
         let before = self.all.len();
-        for Found { strategy, figures } in found.all.into_iter().filter(|found| is_wanted(&found.strategy)) {
+        for Found { strategy, figures } in found.all.into_iter().filter(is_wanted) {
             let mut settings = values(&strategy);
             let other = sets.iter().filter_map(|set| set.split_once('='));
             settings.extend(other.map(|(key, value)| (key.to_owned(), value.to_owned())));
@@ -143,6 +153,7 @@ impl Candidates {
                 Limit::PerRank(bytes) => bytes,
                 Limit::Shared(bytes) => bytes / plan.mesh.ranks() as u64,
             });
+            let most = most.into_iter().chain(at_most).min();
             let memory = most.zip(figures.reserved_bytes).map(|(most, bytes)| bytes as f64 / most as f64);
             self.strategies.push((variant, strategy));
             self.all.push(TrialCandidate {
@@ -154,8 +165,10 @@ impl Candidates {
             });
         }
         let pick = found.pick.and_then(|pick| {
-            let at = self.strategies[before..].iter().position(|(_, strategy)| *strategy == pick)?;
-            Some(before + at)
+            let at = self.strategies[before..].iter().position(|(_, strategy)| *strategy == pick);
+            let seconds = |at: &usize| self.all[*at].predicted.step_s.unwrap_or(f64::INFINITY);
+            let fastest = || (before..self.all.len()).min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+            at.map(|at| before + at).or_else(fastest)
         });
         self.variants.push(Variant { given: config.given()?.sets(&sets), sets, base });
         Ok(pick)
@@ -249,7 +262,7 @@ fn strategies_of(base: &Plan, ranks: usize, only: &[Only]) -> Result<FoundStrate
         };
         return Ok(FoundStrategies { all: all.into_iter().map(untimed).collect(), pick: None });
     }
-    let progress = Progress::new("predicting", 0);
+    let progress = Progress::new("enumerating", 0);
     let settings = Settings {
         base,
         ranks,
@@ -262,7 +275,11 @@ fn strategies_of(base: &Plan, ranks: usize, only: &[Only]) -> Result<FoundStrate
         device,
         fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
     };
-    let found = search(&settings, &|_, done, _| progress.add(done as u64)).expect("the device has a model");
+    let found = search(&settings, &|phase, done, _| {
+        begin_phase(&progress, phase);
+        progress.add(done as u64);
+    });
+    let found = found.expect("the device has a model");
     if found.counts.bounded > 0 {
         let count = found.counts.enumerated;
         return Err(Failure::mistake(format!(

@@ -67,6 +67,7 @@ impl<'a> TrialProgress<'a> {
         let value = tuning.objective.of_trial(record, &tuning.constraints);
         let result = match (value, &record.message) {
             (Some(value), _) => tuning.objective.show(value),
+            (None, None) if record.outcome.is_measured() => "outside of the constraints".to_owned(),
             (None, None) => record.outcome.word().to_owned(),
             (None, Some(message)) => {
                 let first = message.lines().next().unwrap_or_default();

@@ -430,6 +430,30 @@ fn trials_of_a_tuning_run_side_by_side_in_an_allocation() {
 }
 
 #[test]
+fn a_job_on_chosen_nodes_has_its_ranks_where_the_placement_says() {
+    let Some(cluster) = Cluster::start(4) else { return };
+    let work = &folder("slurm-place");
+    fs::write(work.join("site.toml"), "mpi = 'pmix'\n[environment]\nKINTSUGI_MPI = 'libmpi.so.40'\n")
+        .unwrap();
+    // In the order of names, every message and every sum would cross the pods.
+    fs::write(work.join("nodes.txt"), "n1 a\nn2 b\nn3 a\nn4 b\n").unwrap();
+    let layout =
+        ["parallel.tp=1", "parallel.pp=2", "parallel.dp=2", "cluster.per_node=1", "cluster.nodes_per_pod=2"];
+    let device = ["cluster.device.peak_fp32=1e11", "cluster.device.memory_bandwidth=1e10"];
+    let settings: Vec<&str> =
+        TINY.iter().chain(&layout).chain(&device).copied().chain(["run.out=placed"]).collect();
+    cluster.submit(work, &["--place", "nodes.txt"], &settings);
+    let status = cluster.wait_for_end(work, "placed");
+    assert_eq!(status["jobs"][0]["state"], "COMPLETED", "{status}");
+    let expected = ["pod a: n[1,3] with ranks 0–1", "pod b: n[2,4] with ranks 2–3"];
+    assert_eq!(status["placed"], serde_json::json!(expected), "{status}");
+    let places = (0..4).map(|rank| Flight::read(&work.join("placed"), rank).unwrap().place);
+    for (place, node) in places.zip(["n1", "n3", "n2", "n4"]) {
+        assert!(place.contains(&format!("/{node},")), "{place} is not on {node}");
+    }
+}
+
+#[test]
 fn mistakes_in_a_job_are_said_before_it_is_submitted() {
     let work = folder("slurm-mistakes");
     let error = |arguments: &[&str]| {

@@ -115,6 +115,23 @@ fn a_trial_that_takes_too_long_or_too_much_is_a_failure() {
     assert!(stdout(&tuned(&folder, &["--trials", "3"])).contains("best     tuning/best.toml"));
 }
 
+#[test]
+fn candidates_keep_the_constraint_on_memory_and_trials_that_on_time() {
+    let folder = folder("tune-constraints");
+    stdout(&tuned(&folder, &["--trials", "3"]));
+    let bytes = |line: &Value| line["predicted"]["reserved_bytes"].as_u64().unwrap();
+    let least = trials(&folder).iter().map(bytes).min().unwrap();
+    let most = least.to_string();
+    stdout(&tuned(&folder, &["--trials", "100", "--out", "small", "--at-most-memory", &most]));
+    let small = json_lines(&folder.join("small/trials.jsonl"));
+    assert!(!small.is_empty() && small.iter().all(|line| bytes(line) <= least), "{small:?}");
+    let output = tuned(&folder, &["--trials", "1", "--out", "fast", "--at-most-step", "1e-9"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains(": outside of the constraints"), "{said}");
+    let nothing = String::from_utf8(tuned(&folder, &["--at-most-memory", "1000"]).stderr).unwrap();
+    assert!(nothing.contains("no strategy fits"), "{nothing}");
+}
+
 /// Processes of the trials in a folder.
 fn running(folder: &Path) -> Vec<String> {
     let trials = folder.join("tuning/trials").display().to_string();

@@ -182,6 +182,13 @@ impl Links {
         (links.level, speed.start + speed.latency + bytes / links.bandwidth)
     }
 
+    /// The part of [`Links::shift`] in which emulated links are free for the next transfer.
+    pub fn emulated_latency_of_shift(&self, group: Group, bytes: f64) -> f64 {
+        let Some(emulated) = &self.emulated else { return 0.0 };
+        let (level, slow) = emulated.copying_shift(group, bytes);
+        if slow > self.copying_shift(group, bytes).1 { emulated.levels[level].latency } else { 0.0 }
+    }
+
     /// The part of [`Links::collective`] in which emulated links are free for the next transfer: the latency of its hops, if the
     /// emulated links and not the copies determine its time.
     pub fn emulated_latency(&self, group: Group, collective: Collective, bytes: f64) -> f64 {
@@ -296,7 +303,16 @@ impl Links {
         (level, copying.max(emulated))
     }
 
-    fn copying_message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
+    /// The part of [`Links::message`] in which emulated links are free for the next message.
+    pub fn emulated_latency_of_message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> f64 {
+        let Some(emulated) = &self.emulated else { return 0.0 };
+        let (level, slow) = emulated.copying_message(stage, to, bytes, scattered);
+        let copying = self.copying_message(stage, to, bytes, scattered).1;
+        if slow > copying { emulated.levels[level].latency } else { 0.0 }
+    }
+
+    /// [`Links::message`] without emulated links.
+    pub fn copying_message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
         let first = |stage| self.mesh.rank(Coordinate::of_stage(stage));
         let ranks = self.mesh.ranks_per_stage();
         let alike =

@@ -120,21 +120,33 @@ impl Pricing<'_> {
         products.map(|kernel| self.seconds(kernel)).sum()
     }
 
-    /// How many times longer a transfer takes because ranks share cores.
+    /// How many times longer a rank takes because ranks share cores.
     fn slowdown(&self) -> f64 {
         self.sharing.map_or(1.0, |sharing| sharing.slowdown)
     }
 
+    /// A transfer of which the ranks copy data for `copying` seconds. They share cores for that, but not for the rest, which is
+    /// time on emulated links and ends with `latency`.
+    fn beside_copies(&self, (level, seconds): (Level, f64), copying: f64, latency: f64) -> TransferCost {
+        let rest = seconds - copying;
+        let latency = latency.min(rest);
+        let time = copying * self.slowdown() + rest - latency;
+        TransferCost { level, time: picoseconds(time), latency: picoseconds(latency) }
+    }
+
     pub(super) fn sum(&self, group: Group) -> TransferCost {
-        let (level, seconds) = self.links.collective(group, Collective::AllReduce, 12.0);
-        TransferCost::new(level, picoseconds(seconds * self.slowdown()))
+        let (all, bytes) = (Collective::AllReduce, 12.0);
+        let copying = self.links.copying(group, all, bytes).1;
+        let latency = self.links.emulated_latency(group, all, bytes);
+        self.beside_copies(self.links.collective(group, all, bytes), copying, latency)
     }
 
     pub(super) fn messages(&self, bytes: f64) -> Messages {
         let scattered = scatters_messages(self.plan);
         let message = |stage: usize, to: usize| {
-            let (level, seconds) = self.links.message(stage, to, bytes, scattered);
-            TransferCost::new(level, picoseconds(seconds * self.slowdown()))
+            let copying = self.links.copying_message(stage, to, bytes, scattered).1;
+            let latency = self.links.emulated_latency_of_message(stage, to, bytes, scattered);
+            self.beside_copies(self.links.message(stage, to, bytes, scattered), copying, latency)
         };
         let pp = self.plan.mesh.pp();
         (0..pp)
@@ -196,7 +208,12 @@ impl TransferPurpose {
 fn collective(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<TransferCost> {
     if let Some(bytes) = shift_bytes(entry) {
         let (level, seconds) = links.shift(entry.group, bytes);
-        return Some(TransferCost::new(level, picoseconds(seconds)));
+        let latency = links.emulated_latency_of_shift(entry.group, bytes);
+        return Some(TransferCost {
+            level,
+            time: picoseconds(seconds - latency),
+            latency: picoseconds(latency),
+        });
     }
     let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     let (level, seconds) = match purpose {
