@@ -17,3 +17,4 @@ mod optimizer;
 mod quantize;
 mod rotary;
 mod support;
+mod wide_access;
