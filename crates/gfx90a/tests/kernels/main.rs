@@ -6,6 +6,7 @@ mod activation;
 mod attention;
 mod attention_tensors;
 mod columns;
+mod compilers;
 mod elementwise;
 mod embedding;
 mod faults;

@@ -7,14 +7,12 @@
 constexpr float SLOPE = 1.5957691216057308f; // 2·√(2/π)
 constexpr float CUBIC = 0.044715f;
 
-// The column of element `i`. AMD's GPUs have no division of integers: one of 64 bits takes longer than the accesses to memory.
-__device__ inline size column_of(size i, size width) {
+// The column of element `i`. AMD's GPUs do not divide integers: 64 bits take them longer than the accesses to memory.
 #if defined(__HIP__) || defined(__HIPCC__)
-    return i >> 32 ? i % width : (unsigned int)i % (unsigned int)width;
+#define COLUMN(i, width) ((i) >> 32 ? (i) % (width) : (size)((unsigned int)(i) % (unsigned int)(width)))
 #else
-    return i % width;
+#define COLUMN(i, width) ((i) % (width))
 #endif
-}
 
 // out += bias. If the pre-activation is saved: kept = out, out = GELU(kept), of the rounded value.
 template <class T>
@@ -24,7 +22,7 @@ __device__ void bias_gelu(T *out, const T *bias, T *kept, size elements, size wi
         float x[N], y[N];
         load<N>(out + i, x);
         if (bias) {
-            load<N>(bias + column_of(i, width), y);
+            load<N>(bias + COLUMN(i, width), y);
             for (int j = 0; j < N; ++j) x[j] += y[j];
         }
         if (kept) {
