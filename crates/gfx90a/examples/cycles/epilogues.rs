@@ -94,7 +94,7 @@ const PASSES: [Pass; 6] = [
 pub struct Cost {
     name: &'static str,
     bytes: f64,
-    /// Of one lane.
+    /// Of a SIMD, for 64 elements.
     cycles: f64,
 }
 
@@ -131,7 +131,7 @@ pub fn table(costs: &[Cost]) -> String {
         let Cost { name, bytes, cycles } = cost;
         format!("| {name} | {bytes:.0} | {cycles:.0} | {memory:.1} | {instructions:.1} |\n")
     });
-    let head = "| pass | bytes an element | cycles of a lane | ps by memory | ps by instructions |\n|---|---|---|---|---|\n";
+    let head = "| pass | bytes an element | SIMD cycles for 64 | ps by memory | ps by instructions |\n|---|---|---|---|---|\n";
     format!("{head}{}", rows.collect::<String>())
 }
 
