@@ -29,7 +29,7 @@ use kintsugi_gfx90a::Compiler;
 const CACHE: &str = "KINTSUGI_INTERPRETER_CACHE";
 
 /// The names under which the library is loaded.
-const NAMES: [&str; 3] = ["libamdhip64.so.7", "librocblas.so.5", "librocm_smi64.so.7"];
+const NAMES: [&str; 3] = ["libamdhip64.so.7", "librocblas.so.5", "librocm_smi64.so.1"];
 
 /// The name under which it is hipBLASLt too, for [`this_program_with`].
 pub const HIPBLASLT: &str = "libhipblaslt.so.1";
