@@ -1,4 +1,6 @@
-//! `kintsugi doctor`: what this machine has and what is missing.
+//! `kintsugi doctor`: what this machine has and what is missing, and whether its device computes what the CPU does.
+
+mod self_test;
 
 use clap::Args;
 use kintsugi_comm::mpi::Mpi;
@@ -15,11 +17,13 @@ use crate::output::Output;
 ///
 /// GPU and MPI libraries are loaded at run time, so one binary works with and without them. For each library the command
 /// prints the version that it found. If a library is missing, it prints the file names that it tried and how to install
-/// it.
+/// it. With --self-test it tests a device.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Prints the findings as JSON
+    #[command(flatten)]
+    test: self_test::SelfTestArguments,
+    /// Prints the findings, or the results of the self-test, as JSON
     #[arg(long)]
     json: bool,
 }
@@ -29,7 +33,11 @@ Examples:
   kintsugi doctor
       on the machine that will train: a login node may have other libraries
   kintsugi doctor --json
-      for scripts";
+      for scripts
+  kintsugi doctor --self-test
+      tests the first GPU, or the CPU, and writes self-test.txt
+  kintsugi doctor --self-test --set run.device=hip --set cluster.preset=frontier
+      an AMD GPU, whose rates are shown beside those of Frontier's profile";
 
 #[derive(Serialize)]
 struct Findings {
@@ -90,6 +98,7 @@ impl From<Report> for Library {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
+    arguments.test.check()?;
     let findings = Findings {
         cores: host::cores(),
         host_memory: host::memory().map(|bound| bound.bytes),
@@ -99,6 +108,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         nccl: NcclLibrary::find(),
         mpi: MpiLibrary::find(),
     };
+    if arguments.test.self_test {
+        return self_test::run(&arguments.test, &text(&findings), output);
+    }
     output.text(&text(&findings))?;
     output.result(&findings)
 }

@@ -24,6 +24,7 @@ use crate::output::Output;
 use crate::processes::{self, ConnectOptions, DeviceChoice};
 use crate::progress::Progress;
 use base::Base;
+pub use base::{memory, on_one_rank};
 use tally::{Tally, Verdict};
 
 /// Checks that every layout trains the same model as one rank.

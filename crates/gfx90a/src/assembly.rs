@@ -55,9 +55,10 @@ impl fmt::Display for Line {
     }
 }
 
-/// Runs the disassembler over the text sections of an ELF file.
-pub(crate) fn disassemble(file: &Path) -> io::Result<Vec<Line>> {
-    let output = Command::new(OBJDUMP).args(["--disassemble", "--mcpu=gfx90a"]).arg(file).output()?;
+/// Runs the disassembler over the text sections of an ELF file for an architecture such as `gfx90a`.
+pub(crate) fn disassemble(file: &Path, architecture: &str) -> io::Result<Vec<Line>> {
+    let architecture = format!("--mcpu={architecture}");
+    let output = Command::new(OBJDUMP).args(["--disassemble", &architecture]).arg(file).output()?;
     if !output.status.success() {
         return Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()));
     }

@@ -59,10 +59,7 @@ impl Compiler {
     /// Compiles one of Kintsugi's kernel files, by its name without the extension, with definitions such as
     /// `HEAD_DIM=64`.
     pub fn kernel_file(&self, name: &str, definitions: &[String]) -> Result<CodeObject, Error> {
-        let define = |definition: &String| format!("#define {}", definition.replacen('=', " ", 1));
-        let mut parts: Vec<String> = definitions.iter().map(define).collect();
-        parts.extend([included(HEADER)?, included(&format!("{name}.cu"))?]);
-        self.compile(name, &parts.join("\n"))
+        self.compile(name, &kernel_source(name, definitions)?)
     }
 
     /// Compiles a source. The name is for messages.
@@ -137,6 +134,14 @@ impl Compiler {
         check(get, unsafe { write(program, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
+}
+
+/// The whole text of a kernel file: definitions such as `HEAD_DIM=64`, the common header, and the file.
+pub(crate) fn kernel_source(name: &str, definitions: &[String]) -> Result<String, Error> {
+    let define = |definition: &String| format!("#define {}", definition.replacen('=', " ", 1));
+    let mut parts: Vec<String> = definitions.iter().map(define).collect();
+    parts.extend([included(HEADER)?, included(&format!("{name}.cu"))?]);
+    Ok(parts.join("\n"))
 }
 
 /// The text of a kernel file, with the headers that it includes in their places.

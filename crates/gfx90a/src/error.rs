@@ -18,7 +18,7 @@ pub enum Error {
     /// The compiler is missing or refused the source.
     #[error("{0}")]
     Compiler(String),
-    /// The file is not a code object for gfx90a that this crate understands.
+    /// The file is not a code object that this crate understands.
     #[error("{path}: {reason}")]
     CodeObject {
         /// The file.

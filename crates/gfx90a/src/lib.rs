@@ -1,6 +1,6 @@
 //! An interpreter of machine code for AMD's gfx90a (MI200), for tests on machines without such a card.
 //!
-//! [`Compiler`] compiles kernels with AMD's own compiler, [`CodeObject`] loads what it made, and [`Machine`] executes it on
+//! [`Compiler`] compiles kernels with AMD's own compiler, [`Clang`] with LLVM's for other architectures too, [`CodeObject`] loads what it made, and [`Machine`] executes it on
 //! buffers of the host: 64 lanes a wave, LDS, barriers, accumulation registers, scratch memory and matrix instructions.
 //! Every access is held to the buffers that were passed. Waves run in an order that changes with a seed, and two waves
 //! that access the same LDS without a barrier in between are an error, as is every instruction that is not known here.
@@ -13,6 +13,7 @@
 #![expect(clippy::precedence, reason = "shifts before masks, as in the manual")]
 
 mod assembly;
+mod clang;
 mod code_object;
 mod compile;
 mod decode;
@@ -33,6 +34,7 @@ mod vop;
 mod vop3p;
 mod wave;
 
+pub use clang::{Architecture, Clang};
 pub use code_object::{CodeObject, Resources};
 pub use compile::Compiler;
 pub use error::{Error, Fault, FaultReport};

@@ -7,7 +7,8 @@
 //! - B: column `lane % N`, and the same groups.
 //! - D: column `lane % N`. Rows come in fours, register by register; lanes `N`, `2N`, … later hold the next four.
 //!
-//! On MI200, subnormal numbers in bf16 and fp16, and subnormal results of products of them, are taken for zero.
+//! On MI200, subnormal numbers in bf16 and fp16, and subnormal results of products of them, are taken for zero. MI300 calls
+//! the instructions `MxNxK_type`; it keeps subnormal numbers, which this does not follow.
 
 use crate::assembly::Line;
 use crate::operand::{Operand, Type, operand};
@@ -61,13 +62,15 @@ fn tile(name: &str) -> Option<Tile> {
     if parts.next()?.parse() != Ok(side) {
         return None;
     }
-    let rest = parts.next()?;
+    let rest = &parts.next()?.replace('_', "");
     let digits = rest.find(|character: char| !character.is_ascii_digit())?;
     let inner: usize = rest[..digits].parse().ok()?;
     let (element, per_lane) = match &rest[digits..] {
         "f32" => (Element::F32, 1),
         "f16" => (Element::F16, 4),
-        "bf16_1k" => (Element::BF16, 4),
+        "bf161k" => (Element::BF16, 4),
+        // MI300 has only the four numbers of MI200's `_1k`.
+        "bf16" if name.contains("_bf16") => (Element::BF16, 4),
         "bf16" => (Element::BF16, 2),
         _ => return None,
     };
@@ -183,6 +186,8 @@ mod tests {
             "32x32x4bf16",
             "16x16x8bf16",
             "16x16x2bf16",
+            "32x32x8_bf16",
+            "16x16x16_f16",
         ] {
             let tile = tile(name).unwrap_or_else(|| panic!("{name} is known"));
             let mut seen = vec![false; tile.blocks * tile.side * tile.side];

@@ -59,6 +59,9 @@ macro_rules! sources {
     ($($constant:ident = $name:literal),+ $(,)?) => {
         $(pub(crate) static $constant: Source =
             Source { name: $name, text: include_str!(concat!("kernels/", $name, ".cu")) };)+
+
+        /// All of them.
+        pub(crate) static SOURCES: &[&Source] = &[$(&$constant),+];
     };
 }
 
@@ -175,7 +178,8 @@ impl Kernels {
         launched.map_err(|error| error.during(format_args!("{name}, {grid:?}")))
     }
 
-    fn load(&self, source: &'static Source, definitions: &[String]) -> Result<Module, GpuError> {
+    /// Compiles a file and loads it.
+    pub(crate) fn load(&self, source: &Source, definitions: &[String]) -> Result<Module, GpuError> {
         let driver = self.stream.driver();
         let definitions = [&[warp_definition(driver.properties().warp)], definitions].concat();
         let Source { name, text } = *source;

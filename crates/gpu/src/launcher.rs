@@ -59,6 +59,11 @@ impl Launcher {
         Grid::new(rows, items.next_multiple_of(warp).clamp(warp, most) as u32)
     }
 
+    /// The kernels.
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
     /// Streaming multiprocessors of the device.
     pub(crate) fn multiprocessors(&self) -> usize {
         self.properties().multiprocessors

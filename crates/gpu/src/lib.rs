@@ -11,6 +11,7 @@ mod backend;
 mod cache;
 mod cached_attention;
 mod column_sum;
+mod compile_all;
 mod cuda;
 mod driver;
 mod elementwise;

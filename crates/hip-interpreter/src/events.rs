@@ -4,7 +4,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::time::Instant;
 
-use crate::state::{NOT_SUPPORTED, SUCCESS};
+use crate::state::{NO_DEVICE, NOT_SUPPORTED, SUCCESS};
+use crate::{NO_CARD, has_fault};
 
 type Handle = *mut c_void;
 
@@ -15,6 +16,9 @@ pub extern "C" fn hipInit(_flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipGetDeviceCount(count: *mut c_int) -> c_int {
+    if has_fault(NO_CARD) {
+        return NO_DEVICE;
+    }
     // SAFETY: an integer to write to.
     unsafe { *count = 1 };
     SUCCESS

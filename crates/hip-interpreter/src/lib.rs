@@ -1,5 +1,5 @@
 //! A `libamdhip64` for tests on machines without an AMD GPU. Kernels are compiled by AMD's own compiler and executed by the
-//! interpreter of gfx90a code; a `librocblas` and a `librocm_smi64` are in the same file. It is never part of the binary.
+//! interpreter of gfx90a code; a `librocblas`, a `libhipblaslt` and a `librocm_smi64` are in the same file. It is never part of the binary.
 //!
 //! Everything runs when it is enqueued, so streams and events have nothing to wait for. A kernel that accesses memory out of
 //! bounds, or races, ends the process with the interpreter's message.
@@ -9,6 +9,7 @@
 mod compiler;
 mod events;
 mod kernels;
+mod matmul;
 mod memory;
 mod power;
 mod products;
@@ -28,7 +29,22 @@ use kintsugi_gfx90a::Compiler;
 const CACHE: &str = "KINTSUGI_INTERPRETER_CACHE";
 
 /// The names under which the library is loaded.
-const NAMES: [&str; 3] = ["libamdhip64.so.7", "librocblas.so.5", "librocm_smi64.so.7"];
+const NAMES: [&str; 3] = ["libamdhip64.so.7", "librocblas.so.5", "librocm_smi64.so.1"];
+
+/// The name under which it is hipBLASLt too, for [`this_program_with`].
+pub const HIPBLASLT: &str = "libhipblaslt.so.1";
+
+/// The variable that names a fault of the machine.
+pub const FAULT: &str = "KINTSUGI_INTERPRETER_FAULT";
+/// The driver shows no device.
+pub const NO_CARD: &str = "no-card";
+/// The device has waves of a size that does not exist.
+pub const WAVES_OF_48: &str = "waves-of-48";
+
+/// Whether the machine has a fault.
+fn has_fault(name: &str) -> bool {
+    env::var_os(FAULT).is_some_and(|fault| fault == name)
+}
 
 /// Fails with a sentence that names the missing one of AMD's tools, if this machine cannot run the interpreter.
 pub fn check_tools(folder: &Path) -> Result<(), String> {
@@ -40,14 +56,28 @@ pub fn is_here() -> bool {
     env::var_os(CACHE).is_some()
 }
 
-/// The same program as this one, for a process that has the interpreter in the place of AMD's libraries. `folder` keeps the
-/// library's names and compiled kernels. Fails if the library was not built beside this program.
+/// The same program as this one, for a process that has the interpreter in the place of AMD's libraries.
 pub fn this_program(folder: &Path) -> io::Result<Command> {
-    let program = env::current_exe()?;
-    let beside = |name: &str| program.parent().map(|folder| folder.join(name));
+    program(&env::current_exe()?, folder)
+}
+
+/// The same with libraries of these names only.
+pub fn this_program_with(folder: &Path, names: &[&str]) -> io::Result<Command> {
+    start(&env::current_exe()?, folder, names)
+}
+
+/// A program in a process that has the interpreter in the place of AMD's libraries. `folder` keeps the library's names and
+/// compiled kernels. Fails if the library was not built beside the program that runs now.
+pub fn program(program: &Path, folder: &Path) -> io::Result<Command> {
+    start(program, folder, &NAMES)
+}
+
+fn start(program: &Path, folder: &Path, names: &[&str]) -> io::Result<Command> {
+    let current = env::current_exe()?;
+    let beside = |name: &str| current.parent().map(|folder| folder.join(name));
     let library = beside("libamdhip64.so").filter(|path| path.exists());
     let library = library.ok_or_else(|| io::Error::other("libamdhip64.so is not beside the test"))?;
-    let names = link(&library, folder)?;
+    let names = link(&library, folder, names)?;
     let mut command = Command::new(program);
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let all = [names].into_iter().chain(env::split_paths(&before));
@@ -56,15 +86,15 @@ pub fn this_program(folder: &Path) -> io::Result<Command> {
     Ok(command)
 }
 
-/// A folder with the library under all of its names.
-fn link(library: &Path, folder: &Path) -> io::Result<PathBuf> {
-    let names = folder.join("libraries");
-    fs::create_dir_all(&names)?;
-    for name in NAMES {
-        match symlink(library, names.join(name)) {
+/// A folder with the library under these names, which other tests with the same names share.
+fn link(library: &Path, folder: &Path, names: &[&str]) -> io::Result<PathBuf> {
+    let place = folder.join(format!("libraries-{}", names.join("-")));
+    fs::create_dir_all(&place)?;
+    for name in names {
+        match symlink(library, place.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
     }
-    Ok(names)
+    Ok(place)
 }

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 use crate::state::{INVALID, SUCCESS, State, with};
 
-/// `rocblas_operation_transpose`.
-const TRANSPOSED: c_int = 112;
+/// `rocblas_operation_transpose`, and `HIPBLAS_OP_T`.
+pub const TRANSPOSED: c_int = 112;
 
 /// `rocblas_datatype` of f16, f32 and bf16.
 const F16: c_int = 150;
@@ -50,11 +50,11 @@ pub unsafe extern "C" fn rocblas_get_version_string(to: *mut c_char, bytes: usiz
 
 /// A matrix in columns, as it is stored.
 #[derive(Clone, Copy)]
-struct Matrix {
-    address: u64,
-    dtype: c_int,
+pub struct Matrix {
+    pub address: u64,
+    pub dtype: c_int,
     /// Elements from a column to the next.
-    column: usize,
+    pub column: usize,
 }
 
 impl Matrix {
@@ -63,7 +63,7 @@ impl Matrix {
     }
 
     /// The elements of this many stored columns.
-    fn read(self, state: &State, columns: usize) -> Vec<f32> {
+    pub fn read(self, state: &State, columns: usize) -> Vec<f32> {
         let bytes = state.machine.read(self.address, self.column * columns * self.bytes());
         match self.dtype {
             F32 => bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect(),
@@ -73,7 +73,7 @@ impl Matrix {
         }
     }
 
-    fn write(self, state: &mut State, values: &[f32]) {
+    pub fn write(self, state: &mut State, values: &[f32]) {
         let bytes: Vec<u8> = match self.dtype {
             F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
@@ -123,23 +123,40 @@ pub unsafe extern "C" fn rocblas_gemm_ex(
     let transposed = [operation_a, operation_b].map(|operation| operation == TRANSPOSED);
     assert!(c.column == m && d.column == m, "the result has no gaps between its columns");
     with(|state| {
-        let left = a.read(state, if transposed[0] { m } else { k });
-        let right = b.read(state, if transposed[1] { k } else { n });
-        let added = if beta == 0.0 { vec![0.0; m * n] } else { c.read(state, n) };
-        let mut sums = vec![0.0_f64; m * n];
-        for (column, sums) in sums.chunks_mut(m).enumerate() {
-            for inner in 0..k {
-                let at = if transposed[1] { inner * b.column + column } else { column * b.column + inner };
-                let factor = f64::from(right[at]);
-                for (row, sum) in sums.iter_mut().enumerate() {
-                    let at = if transposed[0] { row * a.column + inner } else { inner * a.column + row };
-                    *sum += f64::from(left[at]) * factor;
-                }
-            }
-        }
-        let results: Vec<f32> =
-            sums.iter().zip(&added).map(|(sum, c)| (alpha * sum + beta * f64::from(*c)) as f32).collect();
+        let results =
+            multiply(state, Multiplication { a, b, c, size: [m, n, k], transposed, scalars: [alpha, beta] });
         d.write(state, &results);
     });
     SUCCESS
+}
+
+/// `α·A·B + β·C`.
+pub struct Multiplication {
+    pub a: Matrix,
+    pub b: Matrix,
+    pub c: Matrix,
+    /// Rows, columns and the inner length.
+    pub size: [usize; 3],
+    pub transposed: [bool; 2],
+    pub scalars: [f64; 2],
+}
+
+/// The result by columns, without gaps.
+pub fn multiply(state: &State, of: Multiplication) -> Vec<f32> {
+    let Multiplication { a, b, c, size: [m, n, k], transposed, scalars: [alpha, beta] } = of;
+    let left = a.read(state, if transposed[0] { m } else { k });
+    let right = b.read(state, if transposed[1] { k } else { n });
+    let added = if beta == 0.0 { vec![0.0; m * n] } else { c.read(state, n) };
+    let mut sums = vec![0.0_f64; m * n];
+    for (column, sums) in sums.chunks_mut(m).enumerate() {
+        for inner in 0..k {
+            let at = if transposed[1] { inner * b.column + column } else { column * b.column + inner };
+            let factor = f64::from(right[at]);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let at = if transposed[0] { row * a.column + inner } else { inner * a.column + row };
+                *sum += f64::from(left[at]) * factor;
+            }
+        }
+    }
+    sums.iter().zip(&added).map(|(sum, c)| (alpha * sum + beta * f64::from(*c)) as f32).collect()
 }

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use crate::state::{MEMORY, SUCCESS};
+use crate::{WAVES_OF_48, has_fault};
 
 /// Compute units. Few, so that grids that fill the device are small.
 const UNITS: i32 = 4;
@@ -17,7 +18,8 @@ pub unsafe extern "C" fn hipGetDevicePropertiesR0600(to: *mut u8, _device: c_int
     put(0, b"gfx90a interpreter");
     put(288, &MEMORY.to_ne_bytes());
     put(296, &(64_u64 << 10).to_ne_bytes());
-    put(308, &64_i32.to_ne_bytes());
+    let wave = if has_fault(WAVES_OF_48) { 48_i32 } else { 64 };
+    put(308, &wave.to_ne_bytes());
     put(388, &UNITS.to_ne_bytes());
     put(1160, b"gfx90a");
     // SAFETY: room for the structure.

@@ -15,6 +15,9 @@ pub const INVALID_IMAGE: c_int = 200;
 pub const NOT_FOUND: c_int = 500;
 pub const NOT_SUPPORTED: c_int = 801;
 
+/// `hipErrorNoDevice`.
+pub const NO_DEVICE: c_int = 100;
+
 /// Bytes of the machine's memory.
 pub const MEMORY: u64 = 2 << 30;
 

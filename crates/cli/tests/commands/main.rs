@@ -29,6 +29,7 @@ mod report;
 mod restarts;
 mod resume;
 mod search;
+mod self_test;
 mod signals;
 mod slurm;
 mod stalls;

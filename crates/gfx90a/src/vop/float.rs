@@ -20,8 +20,9 @@ fn single(name: &str) -> Option<Operation> {
         "v_subrev_f32" => f32s!(|a, b| b - a),
         "v_mul_f32" => f32s!(|a, b| a * b),
         "v_mul_legacy_f32" => f32s!(|a, b| if a == 0.0 || b == 0.0 { 0.0 } else { a * b }),
-        "v_fma_f32" => f32s!(|a, b, c| a.mul_add(b, c)),
+        "v_fma_f32" | "v_fmaak_f32" => f32s!(|a, b, c| a.mul_add(b, c)),
         "v_fmac_f32" => f32s!(|a, b, c| a.mul_add(b, c)).accumulating(),
+        "v_fmamk_f32" => f32s!(|a, k, c| a.mul_add(k, c)),
         // Rounded twice, and without subnormal numbers whatever the mode.
         "v_mad_f32" | "v_madak_f32" => f32s!(|a, b, c| flush(flush(flush(a) * flush(b)) + flush(c))),
         "v_mac_f32" => f32s!(|a, b, c| flush(flush(flush(a) * flush(b)) + flush(c))).accumulating(),

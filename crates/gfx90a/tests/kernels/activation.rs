@@ -64,11 +64,13 @@ fn swiglu_forward_and_backward() {
 #[test]
 fn epilogues_of_products() {
     let Some(code) = kernels("epilogue") else { return };
-    let mut pair = Pair::new(code, 3);
-    let (rows, width) = (7, 72);
+    let (mut pair, mut draw) = (Pair::new(code, 3), Draw::new(8));
     for dtype in COMPUTE {
-        for wide in [false, true] {
-            let what = format!("{dtype:?}, wide {wide}");
+        let drawn = (0..random_cases()).map(|_| draw.matrix(9, 700));
+        let named = [(7, 72, false), (7, 72, true)];
+        let cases = drawn.map(|(rows, width)| (rows, width, width.is_multiple_of(PACK)));
+        for (rows, width, wide) in named.into_iter().chain(cases) {
+            let what = format!("{rows} × {width} in {dtype:?}, wide {wide}");
             let product = pair.random("product", rows * width, dtype, 1);
             let bias = pair.random("bias", width, dtype, 2);
             let [kept, d] =
@@ -96,8 +98,8 @@ fn epilogues_of_products() {
         }
     }
     // Without a bias and without a saved pre-activation nothing changes.
-    let product = pair.random("product", width, DType::F32, 1);
-    let arguments = [pointer(&product), NULL.into(), NULL.into(), size(width), size(width), true.into()];
+    let product = pair.random("product", 72, DType::F32, 1);
+    let arguments = [pointer(&product), NULL.into(), NULL.into(), size(72), size(72), true.into()];
     pair.launch("bias_gelu_f32", Grid::new(1, 64), &arguments);
     pair.agree(&product, "no bias");
 }

@@ -54,6 +54,15 @@ pub fn backward(
     launches.launch("mfma_attention_dqueries", op.shape.heads, dtype, &arguments)
 }
 
+/// The definitions with which the kernel files are compiled: the head size, the type and the launch configuration.
+pub fn definitions(head_dim: usize, dtype: DType) -> Result<Vec<String>, GpuError> {
+    Ok(vec![
+        format!("HEAD_DIM={head_dim}"),
+        format!("ELEMENT={}", suffix(dtype)?),
+        format!("LAUNCH_THREADS={THREADS}"),
+    ])
+}
+
 /// The kernels of one file, for one shape.
 struct Launches<'a> {
     kernels: &'a Kernels,
@@ -66,11 +75,7 @@ impl Launches<'_> {
     /// Launches a kernel over blocks of queries or keys of `heads` heads.
     fn launch(&self, name: &str, heads: usize, dtype: DType, tensors: &[Argument]) -> Result<(), GpuError> {
         let AttentionShape { batch, sequence, heads: queries, kv_heads, head_dim } = self.shape;
-        let definitions = [
-            format!("HEAD_DIM={head_dim}"),
-            format!("ELEMENT={}", suffix(dtype)?),
-            format!("LAUNCH_THREADS={THREADS}"),
-        ];
+        let definitions = definitions(head_dim, dtype)?;
         let name = format!("{name}{}", if self.starts.is_some() { "_masked" } else { "" });
         let blocks = (sequence.div_ceil(BLOCK) as u32, heads as u32, batch as u32);
         let grid = Grid { blocks, threads: THREADS, shared: 0 };

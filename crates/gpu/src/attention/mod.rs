@@ -7,7 +7,8 @@ mod mfma;
 pub(crate) mod portable;
 mod tensor;
 
-#[cfg(test)]
+pub(crate) use mfma::definitions as mfma_attention_definitions;
+pub(crate) use tensor::MIN_CAPABILITY as TENSOR_CORES;
 pub(crate) use tensor::definitions as tensor_attention_definitions;
 
 use std::rc::Rc;

@@ -16,7 +16,7 @@ const ROWS_PER_BLOCK: usize = 8;
 const MAX_HEAD: usize = 128;
 
 /// The oldest compute capability with the required instructions.
-const MIN_CAPABILITY: (i32, i32) = (8, 0);
+pub const MIN_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Whether these kernels can compute the forward.
 pub fn does_forward(kernels: &Kernels, op: &Attention) -> bool {

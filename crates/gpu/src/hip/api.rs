@@ -133,10 +133,20 @@ impl Hip {
 
     /// The version of the run time, such as "5.2.21153".
     pub(super) fn version(&self) -> Result<String, GpuError> {
+        let version = self.version_number()?;
+        Ok(format!("{}.{}.{}", version / 10_000_000, version / 100_000 % 100, version % 100_000))
+    }
+
+    /// The release of ROCm, such as 5.
+    pub(super) fn release(&self) -> Result<c_int, GpuError> {
+        Ok(self.version_number()? / 10_000_000)
+    }
+
+    fn version_number(&self) -> Result<c_int, GpuError> {
         let mut version = 0;
         // SAFETY: an integer to write to.
         check("hipRuntimeGetVersion", unsafe { (self.hipRuntimeGetVersion)(&raw mut version) })?;
-        Ok(format!("{}.{}.{}", version / 10_000_000, version / 100_000 % 100, version % 100_000))
+        Ok(version)
     }
 }
 
@@ -238,16 +248,11 @@ impl DeviceProperties {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
-    use std::process::Command;
-
-    use kintsugi_testing::{Need, skip};
-
+    use super::super::headers::{Prototype, assert_facts, prototypes};
     use super::*;
 
-    /// Functions whose parameters are all numbers and pointers, as the header declares them.
-    const PROTOTYPES: [(&str, &str); 12] = [
+    /// Functions whose parameters are all numbers and pointers.
+    const FUNCTIONS: [Prototype; 12] = [
         ("hipMalloc", "void **, size_t"),
         ("hipHostMalloc", "void **, size_t, unsigned"),
         ("hipMemGetInfo", "size_t *, size_t *"),
@@ -265,13 +270,21 @@ mod tests {
         ("hipGraphInstantiate", "hipGraphExec_t *, hipGraph_t, hipGraphNode_t *, char *, size_t"),
     ];
 
+    const COMPILER: [Prototype; 6] = [
+        ("hiprtcVersion", "int *, int *"),
+        (
+            "hiprtcCreateProgram",
+            "hiprtcProgram *, const char *, const char *, int, const char **, const char **",
+        ),
+        ("hiprtcCompileProgram", "hiprtcProgram, int, const char **"),
+        ("hiprtcGetCodeSize", "hiprtcProgram, size_t *"),
+        ("hiprtcGetCode", "hiprtcProgram, char *"),
+        ("hiprtcDestroyProgram", "hiprtcProgram *"),
+    ];
+
     /// The header of ROCm 5 has the numbers, the offsets and the parameters that are used here.
     #[test]
-    fn numbers_and_types_are_those_of_the_header() {
-        if !Path::new("/usr/include/hip/hip_runtime_api.h").exists() {
-            skip(Need::AmdTools, "there is no hip_runtime_api.h (Debian: libamdhip64-dev)");
-            return;
-        }
+    fn numbers_and_types_of_hip_are_those_of_the_header() {
         let Layout { shared_bytes, warp, multiprocessors, architecture } = DeviceProperties::BEFORE_6;
         let offset = |field: &str, at: usize| format!("offsetof(hipDeviceProp_t, {field}) == {at}");
         let number = |name: &str, value: i64| format!("{name} == {value}");
@@ -290,17 +303,12 @@ mod tests {
             number("hipEventDisableTiming", EVENT_DISABLE_TIMING.into()),
             number("hipStreamCaptureModeThreadLocal", CAPTURE_THREAD_LOCAL.into()),
         ];
-        facts.extend(PROTOTYPES.map(|(function, parameters)| {
-            format!("__builtin_types_compatible_p(__typeof__(&{function}), hipError_t (*)({parameters}))")
-        }));
-        let includes = "#define __HIP_PLATFORM_AMD__\n#include <stdbool.h>\n#include <stddef.h>\n\
-                        #include <hip/hip_runtime_api.h>\n";
-        let asserts: Vec<String> =
-            facts.iter().map(|fact| format!("_Static_assert({fact}, \"\");\n")).collect();
-        let file = std::env::temp_dir().join(format!("kintsugi-hip-{}.c", std::process::id()));
-        fs::write(&file, format!("{includes}{}", asserts.concat())).expect("a file");
-        let output = Command::new("cc").arg("-fsyntax-only").arg(&file).output().expect("a C compiler");
-        fs::remove_file(&file).expect("it can be removed");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        facts.extend(prototypes("hipError_t", &FUNCTIONS));
+        assert_facts("hip/hip_runtime_api.h", "libamdhip64-dev", &facts);
+    }
+
+    #[test]
+    fn functions_of_hiprtc_are_those_of_the_header() {
+        assert_facts("hip/hiprtc.h", "libamdhip64-dev", &prototypes("hiprtcResult", &COMPILER));
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::api::{
     self, CAPTURE_THREAD_LOCAL, EVENT_DISABLE_TIMING, Handle, Hip, NOT_READY, STREAM_NON_BLOCKING, check,
 };
+use super::hipblaslt::HipBlasLt;
 use super::hiprtc;
 use super::power::RocmSmiDevice;
 use super::rocblas::RocBlas;
@@ -16,6 +17,9 @@ use crate::PowerMeter;
 use crate::driver::{Driver, Event, Function, Graph, Grid, Module, Properties, Queue, SourceText};
 use crate::error::GpuError;
 use crate::products::ProductLibrary;
+
+/// The first release of ROCm with the numbers of hipBLASLt's interface that are used here.
+const HIPBLASLT_RELEASE: i32 = 6;
 
 /// A device. HIP has no contexts: each thread has a current device, the first one until it sets another.
 #[derive(Debug)]
@@ -195,8 +199,14 @@ impl Driver for HipDriver {
         check("hipModuleLaunchKernel", status)
     }
 
+    /// hipBLASLt has kernels for the same GPUs as our own for matrix instructions.
     fn products(&self) -> Result<Box<dyn ProductLibrary>, GpuError> {
-        Ok(Box::new(RocBlas::new()?))
+        let has_its_numbers = self.properties.mfma && api::hip()?.release()? >= HIPBLASLT_RELEASE;
+        let found = has_its_numbers.then(HipBlasLt::new).and_then(Result::ok);
+        Ok(match found {
+            Some(library) => Box::new(library),
+            None => Box::new(RocBlas::new()?),
+        })
     }
 }
 

@@ -21,7 +21,8 @@ pub(super) struct Library {
 pub(super) static HIP: Library = Library {
     name: "HIP",
     names: &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"],
-    remedy: "install ROCm 5.2 or newer, and load its module or put its lib folder on LD_LIBRARY_PATH",
+    remedy: "without it no run on AMD GPUs; install ROCm 5.2 or newer, and load its module or put its lib folder on \
+             LD_LIBRARY_PATH",
     found: OnceLock::new(),
 };
 
@@ -29,14 +30,22 @@ pub(super) static HIP: Library = Library {
 pub(super) static HIPRTC: Library = Library {
     name: "hiprtc",
     names: &["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5", "libhiprtc.so"],
-    remedy: "it comes with ROCm",
+    remedy: "without it no kernel can be compiled; it comes with ROCm",
     found: OnceLock::new(),
 };
 
 pub(super) static ROCBLAS: Library = Library {
     name: "rocBLAS",
     names: &["librocblas.so.5", "librocblas.so.4", "librocblas.so.3", "librocblas.so.0", "librocblas.so"],
-    remedy: "it comes with ROCm (package rocblas)",
+    remedy: "without it no matrix product can be computed; it comes with ROCm (package rocblas)",
+    found: OnceLock::new(),
+};
+
+/// Products with epilogues, with the numbers that it has from ROCm 6.0 on.
+pub(super) static HIPBLASLT: Library = Library {
+    name: "hipBLASLt",
+    names: &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"],
+    remedy: "without it rocBLAS multiplies, and kernels of ours add biases and take GELU; it comes with ROCm 6 (package hipblaslt)",
     found: OnceLock::new(),
 };
 

@@ -1,9 +1,12 @@
-//! What is AMD's own: HIP's run time, hiprtc, rocBLAS and ROCm SMI.
+//! What is AMD's own: HIP's run time, hiprtc, hipBLASLt, rocBLAS and ROCm SMI.
 //!
 //! Nothing here has run on a GPU yet: docs/amd.md says what was executed, and how.
 
 mod api;
 mod driver;
+#[cfg(test)]
+mod headers;
+mod hipblaslt;
 mod hiprtc;
 mod libraries;
 mod power;
@@ -39,6 +42,7 @@ fn reports() -> Vec<Report> {
         libraries::HIP.report(hip),
         compiler,
         libraries::ROCBLAS.report(rocblas::version),
+        libraries::HIPBLASLT.report(hipblaslt::version),
         libraries::ROCM_SMI.report(power::version),
     ]
 }

@@ -77,13 +77,15 @@ fn bus_id(bus: &str) -> Option<u64> {
     Some(domain << 32 | bus << 8 | device << 3 | function)
 }
 
+/// `rsmi_version_t`.
+#[repr(C)]
+struct Version {
+    numbers: [u32; 3],
+    build: *const u8,
+}
+
 /// The version as the library writes it.
 pub(super) fn version() -> Option<String> {
-    #[repr(C)]
-    struct Version {
-        numbers: [u32; 3],
-        build: *const u8,
-    }
     type Get = unsafe extern "C" fn(*mut Version) -> c_int;
     let mut version = Version { numbers: [0; 3], build: std::ptr::null() };
     // SAFETY: `rsmi_version_get(rsmi_version_t *)`, which has three numbers and a text.
@@ -94,7 +96,25 @@ pub(super) fn version() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::headers::{Prototype, assert_facts, prototypes};
     use super::*;
+
+    const FUNCTIONS: [Prototype; 7] = [
+        ("rsmi_init", "uint64_t"),
+        ("rsmi_num_monitor_devices", "uint32_t *"),
+        ("rsmi_dev_pci_id_get", "uint32_t, uint64_t *"),
+        ("rsmi_dev_energy_count_get", "uint32_t, uint64_t *, float *, uint64_t *"),
+        ("rsmi_dev_power_ave_get", "uint32_t, uint32_t, uint64_t *"),
+        ("rsmi_dev_power_cap_get", "uint32_t, uint32_t, uint64_t *"),
+        ("rsmi_version_get", "rsmi_version_t *"),
+    ];
+
+    #[test]
+    fn functions_of_rocm_smi_are_those_of_the_header() {
+        let mut facts = prototypes("rsmi_status_t", &FUNCTIONS);
+        facts.push(format!("sizeof(rsmi_version_t) == {}", size_of::<Version>()));
+        assert_facts("rocm_smi/rocm_smi.h", "librocm-smi-dev", &facts);
+    }
 
     #[test]
     fn an_address_on_the_bus_is_one_number() {

@@ -18,6 +18,13 @@
 constexpr unsigned int FREQUENT = 128;
 constexpr int INDEX_WARPS = 8;
 
+// A block for a row has at most 256 threads. AMD's compiler otherwise allows for 1024, which have half the registers.
+#if defined(__HIP__) || defined(__HIPCC__)
+#define ROW_BOUNDS __launch_bounds__(256)
+#else
+#define ROW_BOUNDS
+#endif
+
 template <class T>
 __device__ void embedding(const token *tokens, const T *table, T *out, size first, size vocabulary, size width,
                           bool wide) {
@@ -227,9 +234,9 @@ __device__ void embedding_gather_frequent(const T *__restrict__ dout, G *__restr
 FOR_TYPES(DEFINE)
 
 #define DEFINE_BACKWARD(NAME, T, OUT, G)                                                                              \
-    extern "C" __global__ void positions_backward_##NAME##_##OUT(const T *dx, G *dtable, size first_row,              \
-                                                                 size sequence, size rows, size width,                \
-                                                                 bool accumulate, bool wide) {                        \
+    extern "C" __global__ void ROW_BOUNDS                                                                              \
+        positions_backward_##NAME##_##OUT(const T *dx, G *dtable, size first_row, size sequence, size rows,           \
+                                          size width, bool accumulate, bool wide) {                                   \
         positions_backward(dx, dtable, first_row, sequence, rows, width, accumulate, wide);                           \
     }                                                                                                                 \
     extern "C" __global__ void embedding_gather_##NAME##_##OUT(const T *dout, G *dtable, const token *starts,         \

@@ -7,6 +7,13 @@
 constexpr float SLOPE = 1.5957691216057308f; // 2·√(2/π)
 constexpr float CUBIC = 0.044715f;
 
+// The column of element `i`. AMD's GPUs do not divide integers: 64 bits take them longer than the accesses to memory.
+#if defined(__HIP__) || defined(__HIPCC__)
+#define COLUMN(i, width) ((i) >> 32 ? (i) % (width) : (size)((unsigned int)(i) % (unsigned int)(width)))
+#else
+#define COLUMN(i, width) ((i) % (width))
+#endif
+
 // out += bias. If the pre-activation is saved: kept = out, out = GELU(kept), of the rounded value.
 template <class T>
 __device__ void bias_gelu(T *out, const T *bias, T *kept, size elements, size width, bool wide) {
@@ -15,7 +22,7 @@ __device__ void bias_gelu(T *out, const T *bias, T *kept, size elements, size wi
         float x[N], y[N];
         load<N>(out + i, x);
         if (bias) {
-            load<N>(bias + i % width, y);
+            load<N>(bias + COLUMN(i, width), y);
             for (int j = 0; j < N; ++j) x[j] += y[j];
         }
         if (kept) {

@@ -49,10 +49,19 @@ struct Shape {
     __device__ float factor() const { return scale * LOG2_E; }
 };
 
+// The same number. What follows from it is computed again behind a loop, instead of being kept in registers while it runs.
+__device__ inline int computed_again(int x) {
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
 struct Lane {
     int wave, half, column;
 
-    __device__ Lane() : wave(threadIdx.x / WARP), half(threadIdx.x % WARP / 32), column(threadIdx.x % 32) {}
+    __device__ Lane() : Lane(threadIdx.x) {}
+    // The wave is the same in all lanes, so that branches on it are, too.
+    __device__ explicit Lane(int thread)
+        : wave(__builtin_amdgcn_readfirstlane(thread / WARP)), half(thread % WARP / 32), column(thread % 32) {}
     // The row of a product that register r holds.
     __device__ int row(int r) const { return r / 4 * 8 + half * 4 + r % 4; }
 };
@@ -221,7 +230,7 @@ template <int ROWS> __device__ inline void store_rows(Rows<ROWS> &to, int group,
 
 // Rounds this lane's column times `factor` and stores it as a vector.
 __device__ inline void store_vector(const tile (&sums)[DIMS], float factor, element *to) {
-    const Lane lane;
+    const Lane lane(computed_again(threadIdx.x));
 #pragma unroll
     for (int dims = 0; dims < DIMS; ++dims)
 #pragma unroll

@@ -53,11 +53,10 @@ __device__ inline void attention_dkeys_dvalues(const element *qkv, const element
     const int first_key = blockIdx.x * BLOCK, last_key = min(first_key + BLOCK, shape.sequence) - 1;
     const int own_first = first_key + OWN * lane.wave, own_last = own_first + OWN - 1, own = own_first + lane.column;
     const int row = shape.qkv_row(), out_row = shape.out_row();
-    const size key = shape.key_start(sample, kv) + (size)own * row;
-    const size value = shape.value_start(sample, kv) + (size)own * row;
+    const size keys = shape.key_start(sample, kv), values = shape.value_start(sample, kv);
     const bool exists = own < shape.sequence;
     if (masked) starts += (size)sample * shape.sequence;
-    const Vector own_key(qkv + key, exists), own_value(qkv + value, exists);
+    const Vector own_key(qkv + keys + (size)own * row, exists), own_value(qkv + values + (size)own * row, exists);
 
     const int tiles = tiles_that_see<masked>(starts, first_key, last_key, shape.sequence);
     Staged<QUERIES> staged;
@@ -95,7 +94,6 @@ __device__ inline void attention_dkeys_dvalues(const element *qkv, const element
         __syncthreads();
         const int first = first_key + i % tiles * QUERIES, last = min(first + QUERIES, shape.sequence) - 1;
         if (i + 1 < all) load_tile(kv * group + (i + 1) / tiles, first_key + (i + 1) % tiles * QUERIES);
-        if (last < own_first || (masked && shared.starts[0] > own_last)) continue;
 
         // Queries along the rows. Those after the last are zeros, and so are their gradients. They add nothing, whatever
         // their weights.
@@ -113,9 +111,10 @@ __device__ inline void attention_dkeys_dvalues(const element *qkv, const element
         shared.gradients_by_column.add_weighted(dvalues, 0, Weights(weights));
         shared.queries_by_column.add_weighted(dkeys, 0, Weights(dscores));
     }
-    if (!exists) return;
-    store_vector(dkeys, shape.scale, dqkv + key);
-    store_vector(dvalues, 1.0f, dqkv + value);
+    const int at = computed_again(own);
+    if (at >= shape.sequence) return;
+    store_vector(dkeys, shape.scale, dqkv + keys + (size)at * row);
+    store_vector(dvalues, 1.0f, dqkv + values + (size)at * row);
 }
 
 template <bool masked>

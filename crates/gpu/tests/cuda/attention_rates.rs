@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
+use kintsugi_conformance::attention::shape;
+use kintsugi_conformance::{TestBackend, random};
 use kintsugi_gpu::{CUDA, GpuBackend};
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
-use crate::attention::shape;
-use crate::test_backend::{TestBackend, random};
 use kintsugi_testing::{Need, skip};
 
 const MEMORY: u64 = 4 << 30;

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use kintsugi_conformance::{COMPUTE, TestBackend, distance, gradient, random};
 use kintsugi_gpu::{CUDA, GpuBackend};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
@@ -10,7 +11,7 @@ use kintsugi_tensor::ops::{
 };
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Float8};
 
-use crate::test_backend::{COMPUTE, TestBackend, any_gpu, distance, gpu, gradient, random, tuning_gpu};
+use crate::test_backend::{any_gpu, gpu, tuning_gpu};
 
 const FORMATS: [Float8; 2] = [Float8::E4M3, Float8::E5M2];
 

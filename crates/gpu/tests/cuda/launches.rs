@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use kintsugi_conformance::TestBackend;
 use kintsugi_tensor::ops::Linear;
 use kintsugi_tensor::{Backend, Category, DType};
 
-use crate::test_backend::{TestBackend, any_gpu};
+use crate::test_backend::any_gpu;
 
 const ROWS: usize = 256;
 const WIDTH: usize = 128;

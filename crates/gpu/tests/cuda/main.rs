@@ -2,6 +2,7 @@
 //!
 //! The tests need a GPU. Without one they say so and pass.
 
+mod amd_machines;
 mod attention;
 mod attention_rates;
 mod cached_attention;

@@ -1,11 +1,12 @@
 //! Device memory: copies return what was written, and the paper backend predicts how much is allocated.
 
+use kintsugi_conformance::{COMPUTE, TestBackend, random};
 use kintsugi_gpu::CUDA;
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Category, DType, Device};
 
-use crate::test_backend::{COMPUTE, TestBackend, any_gpu, gpu, random};
+use crate::test_backend::{any_gpu, gpu};
 
 #[test]
 fn numbers_are_read_as_they_were_written() {

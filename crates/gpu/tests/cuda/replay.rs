@@ -2,12 +2,13 @@
 
 use std::rc::Rc;
 
+use kintsugi_conformance::TestBackend;
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Embedding, Linear};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Fetch, ReplayOutcome, ReplayRequest};
 
-use crate::test_backend::{TestBackend, gpu, tuning_gpu};
+use crate::test_backend::{gpu, tuning_gpu};
 
 const ROWS: usize = 8;
 const WIDTH: usize = 16;

@@ -1,12 +1,11 @@
 //! The end of a step: its control values, and the update.
 
+use kintsugi_conformance::COMPUTE;
+use kintsugi_conformance::step::{RULES, UpdateTypes, sums_of_squares, update, update_control};
 use kintsugi_tensor::DType;
-use kintsugi_tensor::ops::{
-    LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, Update, UpdateControl,
-    UpdateRule, control,
-};
+use kintsugi_tensor::ops::{LearningRate, LossScaler, RateCurve};
 
-use crate::test_backend::{COMPUTE, agree, any_gpu, random};
+use crate::test_backend::{agree, any_gpu};
 
 const CONSTANT: LearningRate = LearningRate {
     peak: 0.1,
@@ -20,7 +19,6 @@ const CONSTANT: LearningRate = LearningRate {
 #[test]
 fn the_control_goes_through_good_and_bad_steps() {
     let Some(gpu) = any_gpu() else { return };
-    let steps = [(1024.0, 6.0), (16.0, 5.0), (f32::INFINITY, 5.0), (1.0, f32::NAN), (0.0, 4.0), (9.0, 3.0)];
     let [cosine, linear, inverse_sqrt, sqrt] =
         [RateCurve::Cosine, RateCurve::Linear, RateCurve::InverseSqrt, RateCurve::Sqrt]
             .map(|curve| LearningRate { curve, ..CONSTANT });
@@ -36,85 +34,21 @@ fn the_control_goes_through_good_and_bad_steps() {
     ];
     for (rate, scaler, clip) in cases {
         agree(&gpu, DType::F32, &format!("control with {rate:?} and {scaler:?}"), |backend| {
-            let mut slots = [0.0; control::LEN];
-            slots[control::LOSS_SCALE] = 8.0;
-            let (slots, mut seen) = (backend.numbers(&slots, DType::F32), Vec::new());
-            for (squares, losses) in steps {
-                let [squares, losses] = [squares, losses].map(|x| backend.numbers(&[x], DType::F32));
-                backend.device.update_control(UpdateControl {
-                    control: slots.view(),
-                    sum_of_squares: squares.view(),
-                    loss_sum: losses.view(),
-                    tokens: 2.0,
-                    clip,
-                    rate,
-                    betas: (0.9, 0.95),
-                    scaler,
-                });
-                let now = backend.sums(control::LEN);
-                backend.device.copy(slots.view(), now.view());
-                seen.push(now);
-            }
-            seen
+            update_control(backend, rate, scaler, clip)
         });
     }
 }
 
-/// Every rule, with and without states.
-const RULES: [UpdateRule; 5] = [
-    UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 },
-    UpdateRule::Lion { betas: (0.9, 0.99) },
-    UpdateRule::Sgd { momentum: 0.9, nesterov: false },
-    UpdateRule::Sgd { momentum: 0.9, nesterov: true },
-    UpdateRule::Sgd { momentum: 0.0, nesterov: false },
-];
-
 #[test]
 fn every_rule_updates_or_skips() {
-    const LEN: usize = 5003 + 150 * 7;
     let Some(gpu) = any_gpu() else { return };
-    let segment = |start, len, rate_factor, decay| Segment { start, len, rate_factor, decay };
-    let segments = [segment(0, 1000, 1.0, 0.1), segment(1003, 4000, 0.5, 0.0)];
-    let small: Vec<Segment> =
-        (0..150).map(|i| segment(7 * i, 7, 1.0, if i % 2 == 0 { 0.1 } else { 0.0 })).collect();
     for (rule, gradients) in RULES.into_iter().flat_map(|rule| COMPUTE.map(|gradients| (rule, gradients))) {
-        for moments in [DType::F32, DType::BF16] {
+        for states in [DType::F32, DType::BF16] {
             for weights in [None, Some(DType::BF16), Some(DType::F16)] {
                 for skip in [0.0, 1.0] {
-                    let what = format!("{rule:?}, states {moments:?}, weights {weights:?}, skip {skip}");
-                    // The coarsest rounding decides how close results can be.
-                    let coarsest =
-                        if moments == DType::BF16 || weights.is_some() { DType::BF16 } else { gradients };
-                    agree(&gpu, coarsest, &what, |backend| {
-                        let mut slots = [0.5; control::LEN];
-                        slots[control::SKIP] = skip;
-                        slots[control::RATE] = 0.01;
-                        let slots = backend.numbers(&slots, DType::F32);
-                        let gradient = backend.numbers(&random(LEN, 1), gradients);
-                        let master = backend.numbers(&random(LEN, 2), DType::F32);
-                        let first = backend.numbers(&random(LEN, 3), moments);
-                        let second: Vec<f32> = random(LEN, 4).iter().map(|x| x * x).collect();
-                        let second = backend.numbers(&second, moments);
-                        let copy = weights.map(|dtype| backend.blank(LEN, dtype));
-                        // Two ranges: all but the end, and the end in many small unaligned segments.
-                        let parameters =
-                            [(0..5003, &segments[..]), (5003..LEN, &small[..])].map(|(part, segments)| {
-                                Parameters {
-                                    gradient: gradient.slice(part.clone()),
-                                    master: master.slice(part.clone()),
-                                    states: [(0, &first), (1, &second)].map(|(i, state)| {
-                                        (i < rule.states()).then_some(state.slice(part.clone()))
-                                    }),
-                                    weights: copy.as_ref().map(|copy| copy.slice(part.clone())),
-                                    segments,
-                                }
-                            });
-                        backend.device.update(Update {
-                            parameters: &parameters,
-                            control: slots.view(),
-                            rule,
-                        });
-                        [master, first, second].into_iter().chain(copy).collect()
+                    let types = UpdateTypes { gradients, states, weights };
+                    agree(&gpu, types.coarsest(), &format!("{rule:?}, {types:?}, skip {skip}"), |backend| {
+                        update(backend, rule, types, skip)
                     });
                 }
             }
@@ -126,19 +60,6 @@ fn every_rule_updates_or_skips() {
 fn squares_of_many_gradients_are_summed_at_once() {
     let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
-        agree(&gpu, dtype, "sums of squares", |backend| {
-            let (many, total) = (backend.input(120_000, 1), backend.numbers(&[0.5], DType::F32));
-            let own = backend.numbers(&[0.25; 200], DType::F32);
-            // More parts than one launch takes, of all lengths, some unaligned; some share a sum, some have none.
-            let parts: Vec<Squares> = (0..200)
-                .map(|i| {
-                    let (start, len) = (300 * i, if i == 7 { 50_000 } else { i % 23 * 11 });
-                    let own = (i % 3 > 0).then(|| own.slice(i / 3..i / 3 + 1));
-                    Squares { from: many.slice(start..start + len), own, counts: i % 2 == 0 }
-                })
-                .collect();
-            backend.device.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(total.view()) });
-            vec![own, total]
-        });
+        agree(&gpu, dtype, "sums of squares", sums_of_squares);
     }
 }

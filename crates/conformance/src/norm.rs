@@ -1,0 +1,80 @@
+//! LayerNorm, RMSNorm and rotary positions.
+
+use kintsugi_spec::RotaryScaling;
+use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary, Slices};
+use kintsugi_tensor::{Buffer, DType};
+
+use crate::test_backend::{TestBackend, gradient};
+
+/// Forward and backward of one norm. Returns everything that they write.
+pub fn norm(
+    backend: &TestBackend,
+    (rows, width): (usize, usize),
+    centred: bool,
+    gradients: DType,
+) -> Vec<Buffer> {
+    let [x, dy, residual] = [1, 2, 3].map(|seed| backend.input(rows * width, seed));
+    let [weight, bias] = [4, 5].map(|seed| backend.input(width, seed));
+    let (out, statistics) = (backend.output(rows * width), backend.sums(2 * rows));
+    backend.device.norm(Norm {
+        x: x.view(),
+        weight: weight.view(),
+        bias: centred.then_some(bias.view()),
+        out: out.view(),
+        statistics: statistics.view(),
+        epsilon: 1e-5,
+        rows,
+        width,
+    });
+    let mut written = vec![out, statistics];
+    for in_place in [false, true] {
+        let dx = if in_place { backend.input(rows * width, 2) } else { backend.output(rows * width) };
+        let [dweight, dbias, sum] = [(); 3].map(|()| backend.blank(width, gradients));
+        backend.device.norm_backward(NormBackward {
+            dy: if in_place { dx.view() } else { dy.view() },
+            x: x.view(),
+            statistics: written[1].view(),
+            weight: weight.view(),
+            residual: in_place.then_some(residual.view()),
+            residual_sum: in_place.then_some(gradient(&sum, centred)),
+            dx: dx.view(),
+            dweight: gradient(&dweight, in_place),
+            dbias: centred.then_some(gradient(&dbias, in_place)),
+            rows,
+            width,
+        });
+        written.extend([dx, dweight, dbias, sum]);
+    }
+    written
+}
+
+/// Rotates `dims` features, by the place in the sequence and by given positions with scaling.
+pub fn rotary(backend: &TestBackend, shape: AttentionShape, dims: usize, inverse: bool) -> Vec<Buffer> {
+    let qkv = backend.input(shape.rows() * shape.qkv_width(), 1);
+    let (base, positions) = (1e4, None);
+    backend.device.rotary(Rotary {
+        qkv: qkv.view(),
+        shape,
+        dims,
+        base,
+        scaling: None,
+        inverse,
+        positions,
+        slices: Slices::WHOLE,
+    });
+    let at: Vec<u32> = (0..shape.rows() as u32).map(|row| 3 * row + 1).collect();
+    let (moved, at) = (backend.input(qkv.len(), 2), backend.tokens(&at));
+    let positions = Some(at.view());
+    let scaling = Some(RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 });
+    backend.device.rotary(Rotary {
+        qkv: moved.view(),
+        shape,
+        dims,
+        base,
+        scaling,
+        inverse,
+        positions,
+        slices: Slices::WHOLE,
+    });
+    vec![qkv, moved]
+}
