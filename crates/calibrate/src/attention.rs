@@ -23,7 +23,7 @@ pub fn rate<'a>(
     let sums = bench.numbers(shape.batch * shape.heads * shape.sequence, dtype.accumulator());
     let saved = AttentionSaved::LogSumExp(sums.view());
     // Two FLOPs for each of `head_dim` terms, over half of the scores.
-    let product = shape.scores() as f64 * shape.head_dim as f64;
+    let product = shape.score_elements() as f64 * shape.head_dim as f64;
     let forward = timing(bench, &|| {
         backend.attention(Attention { qkv: qkv.view(), starts: None, out: out.view(), saved, shape });
     });

@@ -236,6 +236,7 @@ fn loss_statistics(backend: &dyn Backend, tensors: &Tensors) {
         first: 0,
         valid: width,
         statistics: tensors.statistics.view(),
+        soft_cap: None,
         rows,
         columns: width,
     });
@@ -255,6 +256,7 @@ fn cross_entropy(backend: &dyn Backend, tensors: &Tensors) {
         scale: Some(scale),
         factor: 1.0,
         z_loss: 0.0,
+        soft_cap: None,
         rows,
         columns: width,
     });

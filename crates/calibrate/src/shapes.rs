@@ -2,7 +2,7 @@
 
 use kintsugi_spec::ModelSpec;
 use kintsugi_tensor::DType;
-use kintsugi_tensor::ops::AttentionShape;
+use kintsugi_tensor::ops::{AttentionShape, Scores};
 
 use super::kernels;
 use super::products::ProductTypes;
@@ -140,7 +140,7 @@ impl Shapes {
     fn add_attention(&mut self, model: &ModelSpec, sequence: usize) {
         let ModelSpec { heads, kv_heads, head_dim, .. } = *model;
         let batch = (16_384 / sequence).max(1);
-        let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
+        let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim, scores: Scores::PLAIN };
         let known = |other: &AttentionShape| (other.head_dim, other.sequence) == (head_dim, sequence);
         if !self.attention.iter().any(known) {
             self.attention.push(shape);

@@ -203,7 +203,7 @@ fn memory(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) -> Result<MemoryChoi
     model::memory(plan, &generation_memory(plan, device(plan, Connection::Threads), &lengths, tokens))
 }
 
-/// The default number of new tokens, limited by the learned positions or the sliding window.
+/// The default number of new tokens, limited by the learned positions.
 fn default_tokens(plan: &Plan, prompts: &[Vec<u32>]) -> usize {
     const USUAL: usize = 100;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);

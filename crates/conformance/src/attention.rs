@@ -2,7 +2,7 @@
 
 use kintsugi_tensor::Buffer;
 use kintsugi_tensor::ops::{
-    Attention, AttentionBackward, AttentionSaved, AttentionShape, Columns, Gradient, SlicedAttention,
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, Columns, Gradient, Scores, SlicedAttention,
     SlicedAttentionBackward, Slices,
 };
 
@@ -20,7 +20,7 @@ pub fn attention(
     let (qkv, dout) = (backend.input(shape.rows() * shape.qkv_width(), 1), backend.input(out_len, 2));
     let (out, dqkv, dbias) =
         (backend.output(out_len), backend.output(qkv.len()), backend.sums(shape.qkv_width()));
-    let kept = if plain { backend.output(shape.scores()) } else { backend.sums(shape.rows() * shape.heads) };
+    let kept = if plain { backend.output(shape.score_elements()) } else { backend.sums(shape.rows() * shape.heads) };
     let saved = if plain {
         AttentionSaved::Probabilities(kept.view())
     } else {
@@ -54,7 +54,7 @@ fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
 
 /// A shape by batch, sequence, heads, key and value heads, and head size.
 pub fn shape([batch, sequence, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
-    AttentionShape { batch, sequence, heads, kv_heads, head_dim }
+    AttentionShape { batch, sequence, heads, kv_heads, head_dim, scores: Scores::PLAIN }
 }
 
 /// A part's queries over all keys at once, and part by part; and the backward of both. One document begins in each slice.

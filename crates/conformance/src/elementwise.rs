@@ -1,6 +1,6 @@
 //! Fills, copies, copies of columns, additions, activations, and sums over rows.
 
-use kintsugi_tensor::ops::{ColumnSum, Columns, CopyColumns, Residual, Swiglu, SwigluBackward};
+use kintsugi_tensor::ops::{ColumnSum, Columns, CopyColumns, GateFunction, Gated, GatedBackward, Residual};
 use kintsugi_tensor::{Buffer, DType, View};
 
 use crate::test_backend::{TestBackend, gradient, random};
@@ -55,14 +55,14 @@ pub fn exact_gelu(backend: &TestBackend, len: usize) -> Vec<Buffer> {
     vec![to, d]
 }
 
-/// `SwiGLU`, and its backward, also in place.
-pub fn swiglu(backend: &TestBackend, [rows, width]: [usize; 2]) -> Vec<Buffer> {
+/// A gated unit, and its backward, also in place.
+pub fn gated(backend: &TestBackend, [rows, width]: [usize; 2], gate: GateFunction) -> Vec<Buffer> {
     let (x, dout) = (backend.input(2 * rows * width, 3), backend.input(rows * width, 4));
     let (out, dx) = (backend.output(rows * width), backend.output(2 * rows * width));
-    backend.device.swiglu(Swiglu { x: x.view(), out: out.view(), rows, width });
+    backend.device.gated(Gated { x: x.view(), out: out.view(), gate, rows, width });
     for dx in [dx.view(), x.view()] {
         let (dout, x) = (dout.view(), x.view());
-        backend.device.swiglu_backward(SwigluBackward { dout, x, dx, rows, width });
+        backend.device.gated_backward(GatedBackward { dout, x, dx, gate, rows, width });
     }
     vec![out, dx, x]
 }

@@ -16,11 +16,13 @@ pub struct Case {
     pub columns: usize,
     /// Parts.
     pub parts: usize,
+    /// The bound of logits.
+    pub soft_cap: Option<f64>,
 }
 
 /// Statistics of all parts, the loss, and the gradients of all parts.
 pub fn cross_entropy(backend: &TestBackend, case: Case, wanted: bool) -> Vec<Buffer> {
-    let Case { rows, vocabulary, columns, parts } = case;
+    let Case { rows, vocabulary, columns, parts, soft_cap } = case;
     let targets: Vec<u32> = (0..rows).map(|row| (row * 37 % vocabulary) as u32).collect();
     let (targets, statistics) = (backend.tokens(&targets), backend.sums(parts * rows * 3));
     let valid = |part: usize| vocabulary.saturating_sub(part * columns).min(columns);
@@ -32,6 +34,7 @@ pub fn cross_entropy(backend: &TestBackend, case: Case, wanted: bool) -> Vec<Buf
             first: part * columns,
             valid: valid(part),
             statistics: statistics.slice(part * rows * 3..(part + 1) * rows * 3),
+            soft_cap,
             rows,
             columns,
         });
@@ -50,6 +53,7 @@ pub fn cross_entropy(backend: &TestBackend, case: Case, wanted: bool) -> Vec<Buf
             scale: wanted.then_some(scale.view()),
             factor: 1.0 / rows as f64,
             z_loss: 0.0625,
+            soft_cap,
             rows,
             columns,
         });

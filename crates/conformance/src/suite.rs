@@ -2,7 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kintsugi_tensor::ops::{AttentionShape, Bits, LearningRate, LossScaler, RateCurve, Slices};
+use kintsugi_tensor::ops::{
+    AttentionShape, Bits, GateFunction, LearningRate, LossScaler, RateCurve, Scores, Slices,
+};
 use kintsugi_tensor::{Backend, Buffer, DType};
 
 use crate::comparison::{Comparison, compare, tolerance};
@@ -109,7 +111,11 @@ fn add_elementwise(to: &mut Cases, draw: &mut Draw) {
         elementwise::exact_gelu(backend, len)
     });
     let shape = [draw.rows(), draw.width()];
-    to.add("activations", format!("SwiGLU {shape:?}"), move |backend| elementwise::swiglu(backend, shape));
+    for gate in [GateFunction::Silu, GateFunction::Gelu] {
+        to.add("activations", format!("{} {shape:?}", gate.unit()), move |backend| {
+            elementwise::gated(backend, shape, gate)
+        });
+    }
 
     let (shape, ends) = ([draw.rows(), draw.width()], [draw.size(0..=4), draw.size(0..=4)]);
     to.add("sums", format!("residual {shape:?} with {ends:?} addends and biases"), move |backend| {
@@ -156,8 +162,9 @@ fn add_tables_and_loss(to: &mut Cases, draw: &mut Draw) {
 
     let (columns, parts) = (draw.size(8..=16 * draw.most), draw.size(1..=3));
     let vocabulary = columns * parts - draw.size(0..=5);
-    let (case, wanted) =
-        (loss::Case { rows: draw.size(1..=draw.most / 4), vocabulary, columns, parts }, draw.yes());
+    let soft_cap = draw.yes().then_some(1.5);
+    let rows = draw.size(1..=draw.most / 4);
+    let (case, wanted) = (loss::Case { rows, vocabulary, columns, parts, soft_cap }, draw.yes());
     to.add("loss", format!("{case:?}, with its gradient {wanted}"), move |backend| {
         loss::cross_entropy(backend, case, wanted)
     });
@@ -172,6 +179,7 @@ fn attention_shape(draw: &mut Draw, most_dim: usize) -> AttentionShape {
         heads: kv_heads * draw.size(1..=3),
         kv_heads,
         head_dim: 8 * draw.size(1..=most_dim / 8),
+        scores: Scores { soft_cap: draw.yes().then_some(1.5), ..Scores::PLAIN },
     }
 }
 

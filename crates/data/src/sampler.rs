@@ -14,7 +14,8 @@ pub struct MicroBatch {
     pub tokens: Vec<u32>,
     /// Target ids.
     pub targets: Vec<u32>,
-    /// The start of each token's document in its sample. Empty unless requested.
+    /// The first token of its sample that each token attends to: a list for its document, and a list for a window. Each is there if
+    /// it is requested.
     pub starts: Vec<u32>,
     /// A whole sample and its document starts, of which the rank has slices.
     sample: [Vec<u32>; 2],
@@ -28,6 +29,7 @@ pub struct Sampler {
     micro_batch: usize,
     dp: usize,
     starts: bool,
+    window: Option<usize>,
     /// The number of context-parallel ranks, and which of them reads.
     context: (usize, usize),
     /// Whether document starts are those of whole samples, not of the slices.
@@ -48,6 +50,7 @@ impl Sampler {
             micro_batch,
             dp,
             starts: false,
+            window: None,
             context: (1, 0),
             whole_starts: false,
         }
@@ -57,6 +60,12 @@ impl Sampler {
     #[must_use]
     pub fn with_starts(self, starts: bool) -> Sampler {
         Sampler { starts, ..self }
+    }
+
+    /// Sets whether batches have a list for a window of so many tokens, which also respects the document starts if batches have them.
+    #[must_use]
+    pub fn with_window(self, window: Option<usize>) -> Sampler {
+        Sampler { window, ..self }
     }
 
     /// Sets the slices of every sample that are read: of `2·cp` equal ones, slices `part` and `2·cp − 1 − part`. The plan has
@@ -125,6 +134,7 @@ impl Sampler {
             }
         }
         tokens.truncate(elements);
+        self.append_window(starts);
         Ok(())
     }
 
@@ -156,7 +166,21 @@ impl Sampler {
                 starts.extend_from_slice(documents);
             }
         }
+        self.append_window(starts);
         Ok(())
+    }
+
+    /// Appends the list for the window to that for documents, which may be empty.
+    fn append_window(&self, starts: &mut Vec<u32>) {
+        let Some(window) = self.window else { return };
+        let slices = if self.whole_starts { [0..self.sequence, 0..0] } else { self.slices() };
+        let documents = starts.len();
+        for position in (0..self.micro_batch).flat_map(|_| slices.clone().into_iter().flatten()) {
+            let first = (position + 1).saturating_sub(window) as u32;
+            let row = starts.len() - documents;
+            let document = if documents > 0 { starts[row] } else { 0 };
+            starts.push(first.max(document));
+        }
     }
 }
 
@@ -204,6 +228,20 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn a_window_follows_the_documents_as_another_list() {
+        let window = Sampler::new(12, 4, 1, 4).with_window(Some(5));
+        assert_eq!(step(window, Split::Train, 0)[0].starts, [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]);
+        let slices = window.with_slices(3, 1);
+        assert_eq!(step(slices, Split::Train, 0)[0].starts, [0, 0, 4, 5], "positions 2, 3, 8 and 9");
+        let whole = slices.with_whole_starts(true);
+        assert_eq!(step(whole, Split::Train, 0)[0].starts.len(), 12);
+        // The documents of sample 3 begin at 3.
+        let both = &step(window.with_starts(true), Split::Train, 0)[3].starts;
+        assert_eq!(both[..12], [3; 12]);
+        assert_eq!(both[12..], [3, 3, 3, 3, 3, 3, 3, 3, 4, 5, 6, 7]);
     }
 
     #[test]

@@ -95,11 +95,12 @@ pub fn nccl_settings(plan: &Plan) -> NcclSettings {
 
 /// The device of every rank: a GPU, or an equal share of the CPU cores of its node.
 pub fn device(plan: &Plan, connection: Connection) -> Device {
-    match plan.run.device {
+    let device = match plan.run.device {
         DeviceKind::Cpu => Device::Cpu { threads: connection.threads_per_rank(plan.mesh.ranks()) },
         DeviceKind::Cuda => CUDA.device(plan.run.deterministic),
         DeviceKind::Hip => HIP.device(plan.run.deterministic),
-    }
+    };
+    if plan.may_use_attention_library() { device } else { device.without_attention_library() }
 }
 
 /// The GPUs of a kind of device. `None` for CPUs.

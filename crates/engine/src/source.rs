@@ -125,6 +125,7 @@ impl<'a> BatchReader<'a> {
     ) -> Self {
         let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp())
             .with_starts(plan.masks_documents())
+            .with_window(plan.any_window())
             .with_slices(plan.mesh.cp(), worker.at.cp())
             .with_whole_starts(plan.loads_whole_starts());
         let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));

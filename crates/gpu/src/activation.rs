@@ -1,10 +1,10 @@
-//! GELU and SwiGLU.
+//! GELU and gated linear units.
 
 use super::error::GpuError;
 use super::kernels::ACTIVATION;
 use super::launcher::{Launcher, PACK, aligned, aligned_flat, common_suffix, pointer, size};
 use kintsugi_tensor::View;
-use kintsugi_tensor::ops::{Swiglu, SwigluBackward};
+use kintsugi_tensor::ops::{Gated, GatedBackward};
 
 /// Most threads that share a row.
 const MAX_THREADS: usize = 256;
@@ -33,20 +33,20 @@ fn flat(launcher: &Launcher, kernel: &str, from: View, to: View) -> Result<(), G
     unsafe { launcher.launch(&ACTIVATION, &name, launcher.flat(to.len(), wide), &arguments) }
 }
 
-/// See [`Swiglu`].
-pub(super) fn swiglu(launcher: &Launcher, op: &Swiglu) -> Result<(), GpuError> {
+/// See [`Gated`].
+pub(super) fn gated(launcher: &Launcher, op: &Gated) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.x, op.out]);
-    let name = format!("swiglu_{}", common_suffix(&[op.x, op.out])?);
+    let name = format!("{}_{}", op.gate.unit(), common_suffix(&[op.x, op.out])?);
     let arguments = [pointer(op.x), pointer(op.out), size(op.width), wide.into()];
     let items = if wide { op.width / PACK } else { op.width };
     // SAFETY: as the kernel declares; the operation's shapes were checked.
     unsafe { launcher.launch(&ACTIVATION, &name, launcher.per_row(op.rows, items, MAX_THREADS), &arguments) }
 }
 
-/// See [`SwigluBackward`].
-pub(super) fn swiglu_backward(launcher: &Launcher, op: &SwigluBackward) -> Result<(), GpuError> {
+/// See [`GatedBackward`].
+pub(super) fn gated_backward(launcher: &Launcher, op: &GatedBackward) -> Result<(), GpuError> {
     let wide = aligned(op.width, &[op.dout, op.x, op.dx]);
-    let name = format!("swiglu_backward_{}", common_suffix(&[op.dout, op.x, op.dx])?);
+    let name = format!("{}_backward_{}", op.gate.unit(), common_suffix(&[op.dout, op.x, op.dx])?);
     let arguments = [pointer(op.dout), pointer(op.x), pointer(op.dx), size(op.width), wide.into()];
     let items = if wide { op.width / PACK } else { op.width };
     // SAFETY: as the kernel declares; the operation's shapes were checked.

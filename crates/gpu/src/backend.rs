@@ -11,13 +11,14 @@ use super::replay::token_bytes;
 use super::side_stream::GpuSideStream;
 use super::{
     GpuBackend, GpuError, activation, cached_attention, column_sum, elementwise, embedding, float8, loss,
-    norm, optimizer, quantize, rotary,
+    norm, optimizer, quantize, rotary, split_norm,
 };
 use kintsugi_tensor::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
+    Requantize, Residual, Rotary, RowDots, SlicedAttention, SlicedAttentionBackward, SplitNorm,
+    SplitNormBackward, SumsOfSquares, Update, UpdateControl,
 };
 use kintsugi_tensor::{
     AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,
@@ -195,6 +196,10 @@ impl Backend for GpuBackend {
         self.enqueued(elementwise::add(&self.launcher, from, to));
     }
 
+    fn scale(&self, factor: f64, x: View) {
+        self.enqueued(elementwise::scale(&self.launcher, factor, x));
+    }
+
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
         self.enqueued(activation::gelu(&self.launcher, from, to));
@@ -252,9 +257,12 @@ impl Backend for GpuBackend {
         copy_columns: CopyColumns => elementwise::copy_columns,
         norm: Norm => norm::forward,
         norm_backward: NormBackward => norm::backward,
+        row_dots: RowDots => split_norm::row_dots,
+        split_norm: SplitNorm => split_norm::forward,
+        split_norm_backward: SplitNormBackward => split_norm::backward,
         rotary: Rotary => rotary::rotary,
-        swiglu: Swiglu => activation::swiglu,
-        swiglu_backward: SwigluBackward => activation::swiglu_backward,
+        gated: Gated => activation::gated,
+        gated_backward: GatedBackward => activation::gated_backward,
         embedding: Embedding => embedding::forward,
         embedding_backward: EmbeddingBackward => embedding::backward,
         positions: Positions => embedding::positions,

@@ -2,7 +2,7 @@
 
 use super::driver::Grid;
 use super::error::GpuError;
-use super::kernels::CACHED_ATTENTION;
+use super::kernels::{CACHED_ATTENTION, soft_cap_definition};
 use super::launcher::{Launcher, common_suffix, pointer};
 use super::stream::Argument;
 use kintsugi_tensor::ops::{AttentionShape, CachedAttention};
@@ -13,7 +13,7 @@ const HEAD_DIM: usize = 256;
 
 /// See [`CachedAttention`]. One kernel appends to the cache, the next one reads it.
 pub(super) fn cached_attention(launcher: &Launcher, op: &CachedAttention) -> Result<(), GpuError> {
-    let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
+    let AttentionShape { batch, sequence, heads, kv_heads, head_dim, scores } = op.shape;
     if head_dim > HEAD_DIM {
         return Err(GpuError::Unsupported(format!(
             "attention with heads of {head_dim}: up to {HEAD_DIM} are supported"
@@ -28,8 +28,12 @@ pub(super) fn cached_attention(launcher: &Launcher, op: &CachedAttention) -> Res
     unsafe { launcher.launch(&CACHED_ATTENTION, &format!("cache_append_{suffix}"), append, &arguments)? };
     let grid = Grid::new(sequence, THREADS);
     let attend = Grid { blocks: (grid.blocks.0, heads as u32, batch as u32), ..grid };
-    let scale = Argument::from((1.0 / (head_dim as f64).sqrt()) as f32);
-    let arguments = [&cache[..], &[pointer(op.out)], &sizes, &[scale]].concat();
+    // A window of the whole cache masks nothing.
+    let window = Argument::from(scores.window.unwrap_or(op.capacity).min(op.capacity) as u32);
+    let scale = Argument::from(op.shape.scale() as f32);
+    let arguments = [&cache[..], &[pointer(op.out)], &sizes, &[window, scale]].concat();
+    let definitions: Vec<String> = soft_cap_definition(scores.soft_cap).into_iter().collect();
+    let name = format!("cached_attention_{suffix}");
     // SAFETY: as above.
-    unsafe { launcher.launch(&CACHED_ATTENTION, &format!("cached_attention_{suffix}"), attend, &arguments) }
+    unsafe { launcher.launch_defined(&CACHED_ATTENTION, &definitions, &name, attend, &arguments) }
 }

@@ -18,6 +18,15 @@ pub(super) fn fill(launcher: &Launcher, value: f64, to: View) -> Result<(), GpuE
     unsafe { launcher.launch(&ELEMENTWISE, &name, launcher.flat(to.len(), wide), &arguments) }
 }
 
+/// `x *= factor`.
+pub(super) fn scale(launcher: &Launcher, factor: f64, x: View) -> Result<(), GpuError> {
+    let wide = aligned_flat(&[x]);
+    let name = format!("scale_{}", suffix(x.dtype())?);
+    let arguments = [pointer(x), size(x.len()), (factor as f32).into(), wide.into()];
+    // SAFETY: as the kernel declares; it reads and writes the view.
+    unsafe { launcher.launch(&ELEMENTWISE, &name, launcher.flat(x.len(), wide), &arguments) }
+}
+
 /// Copies, converting between types.
 pub(super) fn copy(launcher: &Launcher, from: View, to: View) -> Result<(), GpuError> {
     if from.dtype() == DType::U8 && to.dtype() == DType::U8 {

@@ -49,6 +49,11 @@ pub(crate) fn warp_definition(threads: usize) -> String {
     format!("WARP={threads}")
 }
 
+/// The definition of a soft cap, with which a file is compiled if its operation has one.
+pub(crate) fn soft_cap_definition(soft_cap: Option<f64>) -> Option<String> {
+    soft_cap.map(|cap| format!("SOFT_CAP={:?}f", cap as f32))
+}
+
 /// The architecture in the file's `// architecture:` line. `None` if the file compiles for every architecture.
 pub(crate) fn architecture(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("// architecture: "))
@@ -69,6 +74,7 @@ sources! {
     ELEMENTWISE = "elementwise",
     COLUMN_SUM = "column_sum",
     NORM = "norm",
+    SPLIT_NORM = "split_norm",
     ACTIVATION = "activation",
     ROTARY = "rotary",
     EMBEDDING = "embedding",

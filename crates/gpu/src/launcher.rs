@@ -114,6 +114,25 @@ impl Launcher {
         unsafe { self.launch_with_table(source, name, grid, &[], arguments) }
     }
 
+    /// The same for a file that is compiled with definitions.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch_defined(
+        &self,
+        source: &'static Source,
+        definitions: &[String],
+        name: &str,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Result<(), GpuError> {
+        if grid.blocks.0 == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.kernels.launch_defined(source, definitions, name, grid, &[], arguments) }
+    }
+
     /// The same for a kernel that takes a table by value before its other arguments.
     ///
     /// # Safety

@@ -38,6 +38,7 @@ mod readback;
 mod replay;
 mod rotary;
 mod side_stream;
+mod split_norm;
 mod staging;
 mod stream;
 

@@ -2,8 +2,9 @@
 
 use super::driver::Grid;
 use super::error::GpuError;
-use super::kernels::{LOSS, suffix};
+use super::kernels::{LOSS, soft_cap_definition, suffix};
 use super::launcher::{Launcher, PACK, aligned, pointer, size};
+use super::stream::Argument;
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::{CrossEntropy, LossStatistics};
 
@@ -30,7 +31,9 @@ pub(super) fn statistics(launcher: &Launcher, op: &LossStatistics) -> Result<(),
         wide.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&LOSS, &name, rows_grid(launcher, op.rows, op.columns, wide), &arguments) }
+    unsafe {
+        launch(launcher, op.soft_cap, &name, rows_grid(launcher, op.rows, op.columns, wide), &arguments)
+    }
 }
 
 /// See [`CrossEntropy`].
@@ -72,7 +75,7 @@ fn whole(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), GpuE
     ];
     let grid = Grid { shared: row_bytes(op) as u32, ..rows_grid(launcher, op.rows, op.columns, true) };
     // SAFETY: as the kernel declares; the operation's shapes were checked, and a block may have this much memory.
-    unsafe { launcher.launch(&LOSS, &name, grid, &arguments) }
+    unsafe { launch(launcher, op.soft_cap, &name, grid, &arguments) }
 }
 
 /// Adds up the losses of all rows.
@@ -102,7 +105,25 @@ fn gradient(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), G
         wide.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&LOSS, &name, rows_grid(launcher, op.rows, op.columns, wide), &arguments) }
+    unsafe {
+        launch(launcher, op.soft_cap, &name, rows_grid(launcher, op.rows, op.columns, wide), &arguments)
+    }
+}
+
+/// Launches a kernel that reads logits.
+///
+/// # Safety
+/// As [`Launcher::launch`].
+unsafe fn launch(
+    launcher: &Launcher,
+    soft_cap: Option<f64>,
+    name: &str,
+    grid: Grid,
+    arguments: &[Argument],
+) -> Result<(), GpuError> {
+    let definitions: Vec<String> = soft_cap_definition(soft_cap).into_iter().collect();
+    // SAFETY: the caller's promise.
+    unsafe { launcher.launch_defined(&LOSS, &definitions, name, grid, arguments) }
 }
 
 /// One block per row. In each iteration a thread handles a pack, or one element.

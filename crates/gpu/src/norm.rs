@@ -9,7 +9,7 @@ use super::launcher::{
 };
 use super::stream::Argument;
 use kintsugi_tensor::View;
-use kintsugi_tensor::ops::{Gradient, Norm, NormBackward};
+use kintsugi_tensor::ops::{Gradient, Norm, NormBackward, SplitNormBackward};
 
 /// Packs of a row that each thread of the forward holds in registers (`HELD` of `norm.cu`).
 const HELD: usize = 2;
@@ -87,6 +87,31 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Gpu
     // Without a bias the two sums are not adjacent in the scratch buffer.
     sum_partials(launcher, partial, parts, op.width, &sums[..1])?;
     sum_partials(launcher, partial + (2 * parts * bytes_per_part / 3) as u64, parts, op.width, &sums[1..])
+}
+
+/// The gradient of the weights of [`SplitNormBackward`], which is that of a norm with the same statistics.
+pub(super) fn weight_gradient(launcher: &Launcher, op: &SplitNormBackward) -> Result<(), GpuError> {
+    let bytes_per_part = 3 * op.width * size_of::<f32>();
+    let columns = op.width.div_ceil(LANES);
+    let parts = launcher.row_chunks(op.rows, columns, bytes_per_part);
+    let partial = launcher.scratch(parts * bytes_per_part)?;
+    let arguments = [
+        pointer(op.dy),
+        pointer(op.x),
+        pointer(op.statistics),
+        pointer(op.weight),
+        pointer_or_null(None),
+        pointer(op.dx),
+        partial.into(),
+        size(op.rows),
+        size(op.width),
+        false.into(),
+    ];
+    let name = format!("norm_backward_any_weight_{}", common_suffix(&[op.dy, op.x, op.weight])?);
+    let grid = Grid { blocks: (columns as u32, parts as u32, 1), ..Grid::new(columns, COLUMN_THREADS) };
+    // SAFETY: as the kernel declares; the operation's shapes were checked, and the partial sums fit.
+    unsafe { launcher.launch(&NORM, &name, grid, &arguments)? };
+    sum_partials(launcher, partial, parts, op.width, &[op.dweight])
 }
 
 /// Name and threads of the backward kernel that holds a row of this width, if there is one.

@@ -10,10 +10,10 @@ use kintsugi_tensor::{Buffer, View};
 
 use crate::context_attention::{self, SavedSlices};
 use crate::float8::{Float8Matrix, Float8View, Orientation, WeightFactor, WeightGradient};
-use crate::layer::NormedRows;
+use crate::layer::BranchInput;
 use crate::query_key_norm::{self, QueryKeyActivations};
 use crate::residual::BranchOutput;
-use crate::rows::{Chunks, GradientRows, elements};
+use crate::rows::{AllRows, Chunks, elements};
 use crate::{Context, Gradients, KvCache, Weights};
 
 /// The activations that attention saves for its backward.
@@ -51,12 +51,12 @@ pub(crate) struct AttentionWeightInputs {
 /// Runs attention on normed rows and projects the result into `branch`. Without a `branch`, only computes the activations.
 pub(crate) fn forward(
     ctx: &Context,
-    x: &mut Chunks,
+    x: &mut AllRows,
     x_float8: Option<&Float8Matrix>,
     w: &Weights,
     branch: Option<BranchOutput>,
 ) -> (Option<Chunks>, AttentionActivations) {
-    let shape = ctx.shape;
+    let (shape, attention) = (ctx.shape, ctx.shape.attention_of(w.unit()));
     let qkv = projections(ctx, x, x_float8, w);
     let query_key = query_key_norm::forward(ctx, w, qkv.view());
     rotate(ctx, w, qkv.view(), None, false);
@@ -64,18 +64,18 @@ pub(crate) fn forward(
     let saved = if shape.slices == Slices::WHOLE {
         let softmax = match shape.attention_kind {
             AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
-            AttentionKind::Plain => ctx.activation(shape.attention.scores()),
+            AttentionKind::Plain => ctx.activation(attention.score_elements()),
         };
         ctx.backend.attention(Attention {
             qkv: qkv.view(),
             starts: ctx.starts,
             out: out.view(),
             saved: softmax_view(ctx, &softmax),
-            shape: shape.attention,
+            shape: attention,
         });
         SavedAttention::Whole { qkv, softmax }
     } else {
-        SavedAttention::Slices(context_attention::forward(ctx, qkv, out.view()))
+        SavedAttention::Slices(context_attention::forward(ctx, attention, qkv, out.view()))
     };
     let saved = AttentionActivations { query_key, out, saved };
     let end = branch.map(|branch| end(ctx, branch, saved.out.view(), w));
@@ -85,7 +85,7 @@ pub(crate) fn forward(
 /// The same for new tokens at `positions`, with the KV cache of the earlier tokens. Saves nothing but the cache.
 pub(crate) fn decode(
     ctx: &Context,
-    x: &mut Chunks,
+    x: &mut AllRows,
     w: &Weights,
     cache: &KvCache,
     positions: View,
@@ -102,13 +102,13 @@ pub(crate) fn decode(
         keys: cache.keys.view(),
         values: cache.values.view(),
         out: out.view(),
-        shape: shape.attention,
+        shape: shape.cached_attention_of(w.unit()),
         capacity: cache.capacity,
     });
     end(ctx, branch, out.view(), w)
 }
 
-fn projections(ctx: &Context, x: &mut Chunks, x_float8: Option<&Float8Matrix>, w: &Weights) -> Buffer {
+fn projections(ctx: &Context, x: &mut AllRows, x_float8: Option<&Float8Matrix>, w: &Weights) -> Buffer {
     let (shape, width) = (ctx.shape, ctx.shape.attention.qkv_width());
     let qkv = ctx.activation(shape.rows * width);
     let weight = w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight);
@@ -141,8 +141,8 @@ fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Chunks {
 /// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
-    dy: &mut GradientRows,
-    x: &mut NormedRows,
+    dy: &mut AllRows,
+    x: &mut BranchInput,
     saved: AttentionActivations,
     w: &Weights,
     g: &Gradients,
@@ -189,6 +189,7 @@ pub(crate) fn backward(
         if wanted { g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias) } else { None }
     };
     let AttentionActivations { query_key, out, saved } = saved;
+    let attention = shape.attention_of(w.unit());
     match saved {
         SavedAttention::Whole { qkv, softmax } => ctx.backend.attention_backward(AttentionBackward {
             qkv: qkv.view(),
@@ -198,10 +199,10 @@ pub(crate) fn backward(
             saved: softmax_view(ctx, &softmax),
             dqkv: dqkv.view(),
             dbias: dbias(in_passing),
-            shape: shape.attention,
+            shape: attention,
         }),
         SavedAttention::Slices(saved) => {
-            context_attention::backward(ctx, saved, out.view(), dout.view(), dqkv.view());
+            context_attention::backward(ctx, attention, saved, out.view(), dout.view(), dqkv.view());
         }
     }
     drop(dout);

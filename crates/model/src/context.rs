@@ -10,7 +10,7 @@ use kintsugi_tensor::ops::{Norm, Slices};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::Shape;
-use crate::rows::{Chunks, GradientRows, elements};
+use crate::rows::{AllRows, Chunks, elements};
 
 /// A rank's device, its groups inside a block, its sizes, and the documents of the micro-batch.
 #[derive(Clone, Copy)]
@@ -99,13 +99,13 @@ impl Context<'_> {
         })
     }
 
-    /// Enters a region in the backward: gathers all rows of a gradient.
-    pub(crate) fn all_rows<'b>(&self, own: View<'b>) -> GradientRows<'b> {
+    /// Enters a region without a norm: gathers all rows.
+    pub(crate) fn all_rows<'b>(&self, own: View<'b>) -> AllRows<'b> {
         if !self.shape.sequence_parallel {
-            return GradientRows::Local(own);
+            return AllRows::Local(own);
         }
         let width = self.shape.hidden;
-        GradientRows::Gathered(
+        AllRows::Gathered(
             self.gathered(|rows, out| self.backend.copy(own.slice(elements(&rows, width)), out)),
         )
     }
@@ -171,6 +171,15 @@ impl Context<'_> {
             write(rows, own, to);
         }
         out.unwrap_or_else(|| sum.into_whole(self))
+    }
+
+    /// Leaves a region: this rank's rows of the sum.
+    pub(crate) fn own_sum(&self, partial: Chunks) -> Buffer {
+        self.sum_by_parts(partial, |_, sum, out| {
+            if self.shape.sequence_parallel {
+                self.backend.copy(sum, out);
+            }
+        })
     }
 
     /// The same with one call of `write` for all of this rank's rows. Their sum may be in the place of the result.

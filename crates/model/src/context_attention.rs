@@ -7,7 +7,7 @@ mod ring;
 pub(crate) use all_to_all::ExchangedHeads;
 
 use kintsugi_plan::ContextAttention;
-use kintsugi_tensor::ops::{Columns, CopyColumns};
+use kintsugi_tensor::ops::{AttentionShape, Columns, CopyColumns};
 use kintsugi_tensor::{Buffer, Category, DType, View};
 
 use crate::Context;
@@ -15,6 +15,8 @@ use crate::Context;
 /// What attention of slices reads and writes in the forward, and reads in the backward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SliceActivations<'a> {
+    /// The attention of the layer.
+    pub shape: AttentionShape,
     /// `[rows, heads + 2·kv_heads, head_dim]`, after norm and rotation.
     pub qkv: View<'a>,
     /// `[rows, heads, head_dim]`.
@@ -34,23 +36,30 @@ pub(crate) enum SavedSlices {
 }
 
 /// Computes `out` from `qkv`.
-pub(crate) fn forward(ctx: &Context, qkv: Buffer, out: View) -> SavedSlices {
+pub(crate) fn forward(ctx: &Context, shape: AttentionShape, qkv: Buffer, out: View) -> SavedSlices {
     let attend = match ctx.shape.context_attention {
         ContextAttention::Gather => gather::forward,
         ContextAttention::Ring => ring::forward,
         ContextAttention::AllToAll => {
-            return SavedSlices::Exchanged(all_to_all::forward(ctx, qkv.view(), out));
+            return SavedSlices::Exchanged(all_to_all::forward(ctx, shape, qkv.view(), out));
         }
     };
     let log_sums = ctx.statistics(ctx.shape.rows * ctx.shape.attention.heads);
-    attend(ctx, SliceActivations { qkv: qkv.view(), out, log_sums: log_sums.view() });
+    attend(ctx, SliceActivations { shape, qkv: qkv.view(), out, log_sums: log_sums.view() });
     SavedSlices::Own { qkv, log_sums }
 }
 
 /// Computes the gradient of `qkv` from `out` and its gradient.
-pub(crate) fn backward(ctx: &Context, saved: SavedSlices, out: View, dout: View, dqkv: View) {
+pub(crate) fn backward(
+    ctx: &Context,
+    shape: AttentionShape,
+    saved: SavedSlices,
+    out: View,
+    dout: View,
+    dqkv: View,
+) {
     let (qkv, log_sums) = match saved {
-        SavedSlices::Exchanged(heads) => return all_to_all::backward(ctx, heads, dout, dqkv),
+        SavedSlices::Exchanged(heads) => return all_to_all::backward(ctx, shape, heads, dout, dqkv),
         SavedSlices::Own { qkv, log_sums } => (qkv, log_sums),
     };
     let differentiate = match ctx.shape.context_attention {
@@ -58,7 +67,12 @@ pub(crate) fn backward(ctx: &Context, saved: SavedSlices, out: View, dout: View,
         ContextAttention::Gather => gather::backward,
         ContextAttention::AllToAll => unreachable!("an exchange saves the exchanged heads"),
     };
-    differentiate(ctx, SliceActivations { qkv: qkv.view(), out, log_sums: log_sums.view() }, dout, dqkv);
+    differentiate(
+        ctx,
+        SliceActivations { shape, qkv: qkv.view(), out, log_sums: log_sums.view() },
+        dout,
+        dqkv,
+    );
 }
 
 impl Context<'_> {

@@ -51,14 +51,14 @@ fn look_up(ctx: &Context, tokens: View, table: &Weights) -> Buffer {
             width: shape.hidden,
         });
     });
-    ctx.sum_by_parts(partial, |_, sum, out| {
-        if shape.sequence_parallel {
-            ctx.backend.copy(sum, out);
-        }
-    })
+    let x = ctx.own_sum(partial);
+    if let Some(factor) = shape.embedding_scale {
+        ctx.backend.scale(factor, x.view());
+    }
+    x
 }
 
-/// Computes the gradients of table and positions from the gradient of this rank's rows.
+/// Computes the gradients of table and positions from the gradient of this rank's rows, which it may change.
 pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, positions: Option<&Gradients>) {
     let shape = ctx.shape;
     if let Some(positions) = positions {
@@ -73,6 +73,9 @@ pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, pos
                 width: shape.hidden,
             });
         }
+    }
+    if let Some(factor) = shape.embedding_scale {
+        ctx.backend.scale(factor, dx.view());
     }
     let mut gathered = ctx.all_rows(dx.view());
     ctx.backend.embedding_backward(EmbeddingBackward {

@@ -300,6 +300,7 @@ fn cross_entropy(ctx: &Context, logits: View, targets: View, sum: View, scale: O
             first: shape.first_token,
             valid: shape.valid_tokens,
             statistics: statistics.slice(ctx.tensor.rank() * own..(ctx.tensor.rank() + 1) * own),
+            soft_cap: shape.logit_soft_cap,
             rows,
             columns: shape.vocab,
         });
@@ -318,6 +319,7 @@ fn cross_entropy(ctx: &Context, logits: View, targets: View, sum: View, scale: O
         scale,
         factor: 1.0 / shape.tokens_per_step as f64,
         z_loss: shape.z_loss,
+        soft_cap: shape.logit_soft_cap,
         rows,
         columns: shape.vocab,
     });

@@ -1,4 +1,4 @@
-//! The MLP between its norm and the residual: column-parallel in, GELU or SwiGLU, row-parallel out.
+//! The MLP between its norm and the residual: column-parallel in, GELU or a gated unit, row-parallel out.
 //!
 //! The tanh form of GELU is fused into the first matrix product, or into the conversion to 8 bits. The other activation functions
 //! are separate kernels.
@@ -6,13 +6,15 @@
 use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_plan::{BackwardPart, Products, Recompute};
 use kintsugi_spec::Activation;
-use kintsugi_tensor::ops::{Float8Source, Gradient, Linear, LinearBackwardInput, Swiglu, SwigluBackward};
+use kintsugi_tensor::ops::{
+    Float8Source, GateFunction, Gated, GatedBackward, Gradient, Linear, LinearBackwardInput,
+};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::float8::{Float8Matrix, Float8View, Orientation, SavedFactor, WeightFactor, WeightGradient};
-use crate::layer::NormedRows;
+use crate::layer::BranchInput;
 use crate::residual::BranchOutput;
-use crate::rows::{Chunks, GradientRows, elements};
+use crate::rows::{AllRows, Chunks, elements};
 use crate::{Context, Gradients, Weights};
 
 /// The activations that the MLP saves for its backward.
@@ -34,7 +36,7 @@ pub(crate) struct MlpWeightInputs {
 /// Runs the MLP on normed rows and projects the result into `branch`. Without a `branch`, only computes the activations.
 pub(crate) fn forward(
     ctx: &Context,
-    x: &mut Chunks,
+    x: &mut AllRows,
     x_float8: Option<&Float8Matrix>,
     w: &Weights,
     branch: Option<BranchOutput>,
@@ -88,8 +90,8 @@ pub(crate) fn forward(
 /// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
-    dy: &mut GradientRows,
-    x: &mut NormedRows,
+    dy: &mut AllRows,
+    x: &mut BranchInput,
     saved: MlpActivations,
     w: &Weights,
     g: &Gradients,
@@ -107,7 +109,7 @@ pub(crate) fn backward(
     } else {
         ctx.float8_gradient(dy.whole(ctx), [shape.rows, shape.hidden], orientation)
     };
-    let out_weight = |act: &mut Option<SavedFactor>, dy: &mut GradientRows| {
+    let out_weight = |act: &mut Option<SavedFactor>, dy: &mut AllRows| {
         if part == BackwardPart::Both {
             let act = act.take().expect("it is used once");
             let dy_float8 = dy_float8.as_ref().map(Float8Matrix::transposed);
@@ -165,7 +167,7 @@ pub(crate) fn weight_part(
 /// The gradient of the pre-activation. Writes its sum over the rows to `dbias`, which only GELU supports.
 fn input_gradient(
     ctx: &Context,
-    dy: &mut GradientRows,
+    dy: &mut AllRows,
     dy_float8: Option<&Float8Matrix>,
     pre: Buffer,
     w: &Weights,
@@ -197,11 +199,12 @@ fn input_gradient(
             ctx.backend.exact_gelu_backward(pre.view(), dact.view());
             dact
         }
-        Activation::Swiglu => {
-            ctx.backend.swiglu_backward(SwigluBackward {
+        Activation::Swiglu | Activation::Geglu => {
+            ctx.backend.gated_backward(GatedBackward {
                 dout: dact.view(),
                 x: pre.view(),
                 dx: pre.view(),
+                gate: gate(shape.activation),
                 rows: shape.rows,
                 width: shape.ffn,
             });
@@ -215,7 +218,7 @@ fn activated(ctx: &Context, pre: View) -> SavedFactor {
     let sizes = [ctx.shape.rows, ctx.shape.ffn];
     let float8 = match ctx.shape.activation {
         Activation::Gelu => ctx.float8_of(Float8Source::Gelu(pre), sizes, Orientation::Transposed),
-        Activation::ExactGelu | Activation::Swiglu => None,
+        Activation::ExactGelu | Activation::Swiglu | Activation::Geglu => None,
     };
     float8.map_or_else(|| SavedFactor::Numbers(activate(ctx, pre)), SavedFactor::Float8)
 }
@@ -232,8 +235,15 @@ fn activate_into(ctx: &Context, pre: View, act: View) {
     match ctx.shape.activation {
         Activation::Gelu => ctx.backend.gelu(pre, act),
         Activation::ExactGelu => ctx.backend.exact_gelu(pre, act),
-        Activation::Swiglu => ctx.backend.swiglu(Swiglu { x: pre, out: act, rows, width }),
+        gated @ (Activation::Swiglu | Activation::Geglu) => {
+            ctx.backend.gated(Gated { x: pre, out: act, gate: gate(gated), rows, width });
+        }
     }
+}
+
+/// The function of the gate.
+fn gate(activation: Activation) -> GateFunction {
+    if activation == Activation::Geglu { GateFunction::Gelu } else { GateFunction::Silu }
 }
 
 fn in_weight<'a>(ctx: &Context, w: &Weights<'a>) -> View<'a> {

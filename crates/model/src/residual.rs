@@ -33,6 +33,11 @@ impl<'a> BranchOutput<'a> {
         }
     }
 
+    /// The same for an output that is normalised before it is added, and so has neither stream nor bias yet.
+    pub fn before_norm(self, normalised: bool) -> Self {
+        if normalised { BranchOutput { stream: None, bias: None, ..self } } else { self }
+    }
+
     /// The output of the first of two branches with the same input.
     pub fn first(ctx: &Context, stream: View<'a>, bias: Option<View<'a>>) -> Self {
         BranchOutput { summed: false, ..BranchOutput::new(ctx, stream, bias) }

@@ -130,38 +130,38 @@ impl Drop for Chunks {
     }
 }
 
-/// All rows of a gradient: those of a buffer that every rank has, or gathered ones.
+/// All rows of an activation or a gradient: those of a buffer that every rank has, or gathered ones.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a step makes no heap allocations")]
-pub(crate) enum GradientRows<'a> {
+pub(crate) enum AllRows<'a> {
     /// Every rank has them.
     Local(View<'a>),
     /// Each rank had its own rows.
     Gathered(Chunks),
 }
 
-impl GradientRows<'_> {
+impl AllRows<'_> {
     /// See [`Chunks::each`].
     pub fn each(&mut self, ctx: &Context, mut use_rows: impl FnMut(View, Range<usize>)) {
         match self {
-            GradientRows::Local(view) => use_rows(*view, 0..ctx.shape.rows),
-            GradientRows::Gathered(chunks) => chunks.each(ctx, use_rows),
+            AllRows::Local(view) => use_rows(*view, 0..ctx.shape.rows),
+            AllRows::Gathered(chunks) => chunks.each(ctx, use_rows),
         }
     }
 
     /// See [`Chunks::whole`].
     pub fn whole(&mut self, ctx: &Context) -> View<'_> {
         match self {
-            GradientRows::Local(view) => *view,
-            GradientRows::Gathered(chunks) => chunks.whole(ctx),
+            AllRows::Local(view) => *view,
+            AllRows::Gathered(chunks) => chunks.whole(ctx),
         }
     }
 
     /// The gathered rows, if they were.
     pub fn into_gathered(self, ctx: &Context) -> Option<Buffer> {
         match self {
-            GradientRows::Local(_) => None,
-            GradientRows::Gathered(chunks) => Some(chunks.into_whole(ctx)),
+            AllRows::Local(_) => None,
+            AllRows::Gathered(chunks) => Some(chunks.into_whole(ctx)),
         }
     }
 }

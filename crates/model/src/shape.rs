@@ -3,9 +3,9 @@
 use kintsugi_plan::{
     AttentionKind, Compute, ContextAttention, Coordinate, GradientType, Plan, Products, Recompute, Unit,
 };
-use kintsugi_spec::{Activation, RotaryScaling};
+use kintsugi_spec::{Activation, QueryKeyNorm, RotaryScaling};
 use kintsugi_tensor::DType;
-use kintsugi_tensor::ops::{AttentionShape, Slices};
+use kintsugi_tensor::ops::{AttentionShape, Scores, Slices};
 
 /// The most chunks of rows into which products and transfers are cut.
 pub(crate) const MAX_CHUNKS: usize = 4;
@@ -67,6 +67,14 @@ pub struct Shape {
     pub rotary_scaling: Option<RotaryScaling>,
     /// Which layers do not rotate: those whose number, from 1, is a multiple of this.
     pub no_rotary_every: Option<usize>,
+    /// The windows of layers, `None` for a layer that attends to all tokens before.
+    pub windows: Vec<Option<usize>>,
+    /// What the norms of queries and keys span, if there are any.
+    pub query_key_norm: Option<QueryKeyNorm>,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: Option<f64>,
+    /// The soft cap of logits.
+    pub logit_soft_cap: Option<f64>,
     /// Tokens of the global batch. The loss is the mean over them.
     pub tokens_per_step: usize,
     /// Coefficient of the z-loss.
@@ -98,6 +106,7 @@ impl Shape {
                 heads: model.heads / tp,
                 kv_heads: model.kv_heads / tp,
                 head_dim: model.head_dim,
+                scores: Scores { width: model.score_width, soft_cap: model.score_soft_cap, window: None },
             },
             ffn: model.ffn / tp,
             vocab,
@@ -116,6 +125,10 @@ impl Shape {
             rotary_base: model.rotary_base,
             rotary_scaling: model.rotary_scaling,
             no_rotary_every: model.no_rotary_every,
+            windows: (0..model.layers).map(|layer| model.window(layer)).collect(),
+            query_key_norm: model.features().query_key_norm,
+            embedding_scale: model.features().scaled_embeddings.then(|| (model.hidden as f64).sqrt()),
+            logit_soft_cap: model.logit_soft_cap,
             tokens_per_step: plan.tokens_per_step(),
             z_loss: plan.optimizer.z_loss,
         }
@@ -159,6 +172,22 @@ impl Shape {
     /// Whether logits are computed some rows at a time, and again in the backward.
     pub fn divides_head(&self) -> bool {
         self.head_rows < self.rows
+    }
+
+    /// The attention of a layer over samples that are not longer than in training.
+    pub fn attention_of(&self, unit: Unit) -> AttentionShape {
+        let window = self.window(unit).filter(|&window| window < self.sequence);
+        AttentionShape { scores: Scores { window, ..self.attention.scores }, ..self.attention }
+    }
+
+    /// The attention of a layer over a cache of any length.
+    pub fn cached_attention_of(&self, unit: Unit) -> AttentionShape {
+        let window = self.window(unit);
+        AttentionShape { scores: Scores { window, ..self.attention.scores }, ..self.attention }
+    }
+
+    fn window(&self, unit: Unit) -> Option<usize> {
+        if let Unit::Layer(layer) = unit { self.windows[layer] } else { None }
     }
 
     /// Columns of the first MLP product: gate and up, if there is a gate.

@@ -1,4 +1,4 @@
-//! The FLOPs of a step as papers report them: matrix products only, attention not halved for causality.
+//! The FLOPs of a step as papers report them: matrix products only, attention not halved for causality, and not beyond a window.
 //!
 //! For a GPT with `ffn = 4·h` this is `24·c·B·s·L·h²·(1 + s/(6h) + V/(16·L·h))` of arXiv 2104.04473 and 2312.12705,
 //! with the vocabulary before padding. Other shapes count their own matrices by the same rule.
@@ -28,10 +28,10 @@ impl Plan {
         Flops { model: 3.0 * pass, hardware: passes * pass + again }
     }
 
-    /// The FLOPs of the head in units of a layer's, counting matrix products of the forward.
+    /// The FLOPs of the head in units of a mean layer's, counting matrix products of the forward.
     pub fn head_in_layers(&self) -> f64 {
-        2.0 * self.model.hidden as f64 * self.model.vocab as f64
-            / layer_per_token(&self.model, self.batch.sequence)
+        2.0 * self.model.hidden as f64 * self.model.vocab as f64 * self.model.layers as f64
+            / layers_per_token(&self.model, self.batch.sequence)
     }
 
     /// Model FLOPs utilisation of a step of this many seconds, if the peak of the devices is known.
@@ -58,16 +58,18 @@ impl Plan {
 fn pass_per_token(model: &ModelSpec, sequence: usize) -> f64 {
     // Full recomputation does not repeat the output matrix: 6·h·V in total, which the formula spreads over four passes.
     let output = 1.5 * model.hidden as f64 * model.vocab as f64;
-    model.layers as f64 * layer_per_token(model, sequence) + output
+    layers_per_token(model, sequence) + output
 }
 
-/// The same for one layer.
-fn layer_per_token(model: &ModelSpec, sequence: usize) -> f64 {
+/// The same for all layers. A token of a layer with a window attends to no more than its window.
+fn layers_per_token(model: &ModelSpec, sequence: usize) -> f64 {
+    let seen = |layer| model.window(layer).map_or(sequence, |window| window.min(sequence));
+    let attended: f64 = (0..model.layers).map(|layer| seen(layer) as f64).sum();
     let [hidden, ffn] = [model.hidden, model.ffn].map(|n| n as f64);
     let [queries, keys] = [model.heads, model.kv_heads].map(|heads| (heads * model.head_dim) as f64);
     let mlp_matrices = if model.activation.is_gated() { 3.0 } else { 2.0 };
     let matrices = 2.0 * hidden * (2.0 * queries + 2.0 * keys + mlp_matrices * ffn);
-    matrices + 4.0 * sequence as f64 * queries
+    model.layers as f64 * matrices + 4.0 * attended * queries
 }
 
 #[cfg(test)]
@@ -101,6 +103,16 @@ mod tests {
             source.set(format!("parallel.dp={dp}")).plan().unwrap().peak_flops()
         };
         assert_eq!([1, 2, 8].map(peak), [Some(2e9), Some(1e9), Some(0.25e9)]);
+    }
+
+    #[test]
+    fn a_window_limits_the_attention_of_its_layers() {
+        let set = ["model.preset=mistral-7b", "batch.sequence=4096", "model.full_attention_every=4"];
+        let of = |window: &str| flops(&[&set[..], &[window]].concat()).model;
+        let [whole, half] = ["model.sliding_window=4096", "model.sliding_window=2048"].map(of);
+        // Three of four layers attend to half of the tokens.
+        let less = 3.0 * 4096.0 * 24.0 * 4.0 * 2048.0 * 4096.0;
+        assert!(close(whole - half, less), "{whole:e} {half:e}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use kintsugi_spec::{Biases, ModelSpec, NormKind};
+use kintsugi_spec::{Biases, Features, ModelSpec, NormKind, QueryKeyNorm};
 
 use crate::{Plan, Sharding, Unit};
 
@@ -23,6 +23,8 @@ pub enum ParameterKind {
     AttentionNormBias,
     MlpNormWeight,
     MlpNormBias,
+    AttentionEndNormWeight,
+    MlpEndNormWeight,
     AttentionOutBias,
     MlpOutBias,
     QueryWeight,
@@ -121,7 +123,8 @@ impl Parameter {
 
     /// Whether heads of several tp ranks share it.
     pub fn is_shared_by_heads(&self) -> bool {
-        matches!(self.kind, ParameterKind::QueryNormWeight | ParameterKind::KeyNormWeight)
+        self.split == TensorSplit::Whole
+            && matches!(self.kind, ParameterKind::QueryNormWeight | ParameterKind::KeyNormWeight)
     }
 
     /// Whether it follows the parameter before it without a gap, because layers use both as one matrix: query, key and value, or
@@ -273,12 +276,19 @@ impl Builder<'_> {
         // GPT-2 scales down the 2·layers projections into the residual stream, so that its variance stays constant.
         let residual = self.model.init_std / (2.0 * self.model.layers as f64).sqrt();
         let mut list = Vec::new();
-        if self.model.features().query_key_norm {
+        let Features { norms, query_key_norm, .. } = self.model.features();
+        if *query_key_norm == Some(QueryKeyNorm::Head) {
             let norm = |kind| self.vector(kind, head_dim, TensorSplit::Whole, InitialValues::Ones);
             list.extend([ParameterKind::QueryNormWeight, ParameterKind::KeyNormWeight].map(norm));
         }
-        list.extend(self.norm(ParameterKind::AttentionNormWeight, ParameterKind::AttentionNormBias));
-        list.extend(self.norm(ParameterKind::MlpNormWeight, ParameterKind::MlpNormBias));
+        if norms.has_before() {
+            list.extend(self.norm(ParameterKind::AttentionNormWeight, ParameterKind::AttentionNormBias));
+            list.extend(self.norm(ParameterKind::MlpNormWeight, ParameterKind::MlpNormBias));
+        }
+        if norms.has_after() {
+            let norm = |kind| self.vector(kind, hidden, TensorSplit::Whole, InitialValues::Ones);
+            list.extend([ParameterKind::AttentionEndNormWeight, ParameterKind::MlpEndNormWeight].map(norm));
+        }
         let mut bias = |kind, has: bool, len, split| list.extend(has.then(|| self.bias(kind, len, split)));
         bias(ParameterKind::AttentionOutBias, attention_out, hidden, TensorSplit::Whole);
         bias(ParameterKind::MlpOutBias, mlp, hidden, TensorSplit::Whole);
@@ -298,6 +308,12 @@ impl Builder<'_> {
         bias(ParameterKind::KeyBias, qkv, kv_heads * head_dim);
         bias(ParameterKind::ValueBias, qkv, kv_heads * head_dim);
         bias(ParameterKind::MlpInBias, mlp, ffn);
+        if *query_key_norm == Some(QueryKeyNorm::AllHeads) {
+            let norm =
+                |(kind, heads)| self.vector(kind, heads * head_dim, TensorSplit::Rows, InitialValues::Ones);
+            let kinds = [(ParameterKind::QueryNormWeight, heads), (ParameterKind::KeyNormWeight, kv_heads)];
+            list.extend(kinds.map(norm));
+        }
         let mut columns = |kind, inputs| {
             list.push(self.matrix(kind, [hidden, inputs], TensorSplit::Columns, residual));
         };
@@ -358,6 +374,8 @@ impl fmt::Display for ParameterKind {
             ParameterKind::AttentionNormBias => "attention_norm_bias",
             ParameterKind::MlpNormWeight => "mlp_norm_weight",
             ParameterKind::MlpNormBias => "mlp_norm_bias",
+            ParameterKind::AttentionEndNormWeight => "attention_end_norm_weight",
+            ParameterKind::MlpEndNormWeight => "mlp_end_norm_weight",
             ParameterKind::AttentionOutBias => "attention_out_bias",
             ParameterKind::MlpOutBias => "mlp_out_bias",
             ParameterKind::QueryWeight => "query_weight",

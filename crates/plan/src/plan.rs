@@ -1,5 +1,6 @@
 //! The plan: a checked and resolved configuration. Later stages read only the plan, not the configuration.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use kintsugi_spec::{ClusterSpec, FrameworkSpec, ModelSpec};
@@ -112,14 +113,65 @@ impl Plan {
         self.batch.micro * self.own_sequence()
     }
 
-    /// Whether ranks of cp need the document starts of whole samples, because they attend to these.
+    /// Whether ranks of cp need the starts of whole samples, because they attend to these.
     pub fn loads_whole_starts(&self) -> bool {
         self.mesh.cp() > 1 && self.cp_attention == ContextAttention::AllToAll
     }
 
-    /// Document starts of a micro-batch that a rank loads, if documents are masked.
+    /// The window of a layer, if it is shorter than a sample.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.model.window(layer).filter(|&window| window < self.batch.sequence)
+    }
+
+    /// The window of the layers that have one.
+    pub fn any_window(&self) -> Option<usize> {
+        (0..self.model.layers).find_map(|layer| self.window(layer))
+    }
+
+    /// The same plan with this window in every layer, or in none.
+    #[must_use]
+    pub fn with_uniform_window(mut self, window: Option<usize>) -> Plan {
+        self.model.sliding_window = window;
+        (self.model.full_attention_every, self.model.full_attention_first) = (None, None);
+        self
+    }
+
+    /// The share of layers with a window.
+    pub fn window_share(&self) -> f64 {
+        let windows = (0..self.model.layers).filter(|&layer| self.window(layer).is_some()).count();
+        windows as f64 / self.model.layers as f64
+    }
+
+    /// Whether some attention of the plan may run on a library's kernel: neither masked, nor with a window, nor capped.
+    pub fn may_use_attention_library(&self) -> bool {
+        !self.masks_documents() && self.model.score_soft_cap.is_none() && self.window_share() < 1.0
+    }
+
+    /// The numbers of a micro-batch that a rank loads to mask attention: for every token, the first one that it attends to. If
+    /// documents are masked, this is a list of document starts. If layers have a window, it is another list for these.
     pub fn starts_len(&self) -> usize {
+        let lists = usize::from(self.masks_documents()) + usize::from(self.any_window().is_some());
+        lists * self.starts_list_len()
+    }
+
+    fn starts_list_len(&self) -> usize {
         self.batch.micro * if self.loads_whole_starts() { self.batch.sequence } else { self.own_sequence() }
+    }
+
+    /// Which of these numbers a layer reads; `None` if its tokens attend to all tokens before them.
+    pub fn starts_of(&self, layer: usize) -> Option<Range<usize>> {
+        let list = match (self.window(layer), self.masks_documents()) {
+            (None, false) => return None,
+            (None, true) => 0,
+            (Some(_), masks) => usize::from(masks),
+        };
+        let len = self.starts_list_len();
+        Some(list * len..(list + 1) * len)
+    }
+
+    /// Whether any layer is masked by more than causality. Ranks then load the first token that each token attends to.
+    pub fn loads_starts(&self) -> bool {
+        self.starts_len() > 0
     }
 
     /// Tokens of one step over all replicas.
@@ -140,7 +192,7 @@ impl Plan {
         }
     }
 
-    /// Whether a token attends only to tokens of its own document. Every layer then needs the document starts.
+    /// Whether a token attends only to tokens of its own document.
     pub fn masks_documents(&self) -> bool {
         matches!(&self.data, Data::Tokens(tokens) if tokens.mask_documents)
     }

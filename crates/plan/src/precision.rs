@@ -64,6 +64,13 @@ impl Precision {
             let rule = "has no kernels for AMD GPUs; use \"compute\"";
             return Err(invalid("precision.products", "\"fp8\"", rule));
         }
+        if model.features().norms.has_after() {
+            let family = model.family.name();
+            let rule = format!(
+                "is not supported for model.family = \"{family}\", which has norms after its products; use \"compute\""
+            );
+            return Err(invalid("precision.products", "\"fp8\"", rule));
+        }
         let tp = mesh.tp();
         let heads = (model.heads + 2 * model.kv_heads) * model.head_dim / tp;
         let rows = batch.micro * batch.sequence / mesh.cp();

@@ -38,9 +38,9 @@ impl Rank {
         all.filter(|(_, loads)| *loads).for_each(|(ids, _)| put(ids));
     }
 
-    /// Whether this rank loads inputs, targets, and the beginnings of documents.
+    /// Whether this rank loads inputs, targets and starts.
     fn loads(&self) -> [bool; 3] {
-        [self.at.pp() == 0, self.at.pp() + 1 == self.plan.mesh.pp(), self.plan.masks_documents()]
+        [self.at.pp() == 0, self.at.pp() + 1 == self.plan.mesh.pp(), self.plan.loads_starts()]
     }
 
     pub(crate) fn forward(&mut self, block: Block, micro: usize) {
@@ -52,7 +52,7 @@ impl Rank {
             }
             Block::Layer(i) => {
                 let x = self.take_input(block, micro);
-                let (ctx, unit) = (self.layer_context(micro), self.unit(Unit::Layer(i)));
+                let (ctx, unit) = (self.layer_context(micro, i), self.unit(Unit::Layer(i)));
                 let (y, saved) = if self.shape.recompute == Recompute::Full {
                     let (y, x) = layer::evaluate(&ctx, x, &unit.weights());
                     (y, BlockActivations::Input(x))
@@ -82,7 +82,7 @@ impl Rank {
             Block::Layer(i) => {
                 let x = self.take_input(block, micro);
                 let unit = self.unit(Unit::Layer(i));
-                let (y, _) = layer::evaluate(&self.layer_context(micro), x, &unit.weights());
+                let (y, _) = layer::evaluate(&self.layer_context(micro, i), x, &unit.weights());
                 if block == self.outer_layers[1] {
                     self.in_flight.starts.remove(&micro);
                 }
@@ -101,7 +101,7 @@ impl Rank {
         else {
             panic!("{block} kept no input to recompute from");
         };
-        let saved = layer::rebuild(&self.layer_context(micro), x, &self.unit(Unit::Layer(i)).weights());
+        let saved = layer::rebuild(&self.layer_context(micro, i), x, &self.unit(Unit::Layer(i)).weights());
         self.in_flight.activations.insert((block, micro), BlockActivations::Layer(saved));
     }
 
@@ -126,7 +126,7 @@ impl Rank {
                 else {
                     panic!("{block} kept nothing for its backward");
                 };
-                let (ctx, unit) = (self.layer_context(micro), self.unit(Unit::Layer(i)));
+                let (ctx, unit) = (self.layer_context(micro, i), self.unit(Unit::Layer(i)));
                 let (dx, weight_inputs) =
                     layer::backward(&ctx, dy, saved, &unit.weights(), &unit.gradients(), part);
                 if block == self.outer_layers[0] {

@@ -161,6 +161,10 @@ impl Rank {
             parts[sample..].iter().step_by(samples).for_each(|part| logits.extend_from_slice(part));
             logits.truncate(end);
         }
+        if let Some(cap) = self.shape().logit_soft_cap {
+            let cap = cap as f32;
+            logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
         if let Some(tokens) = source.choose(micro, &logits) {
             let tokens: Vec<f32> = tokens.into_iter().map(|token| token as f32).collect();
             let chosen = self.generation().chosen.as_ref().expect("tokens are here between steps");

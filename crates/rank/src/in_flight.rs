@@ -41,7 +41,7 @@ pub(crate) struct InFlight {
     pub tokens: HashMap<usize, Buffer>,
     /// Target ids by micro-batch, until the head's forward.
     pub targets: HashMap<usize, Buffer>,
-    /// Document starts by micro-batch, from the first forward to the last backward of a layer.
+    /// Starts by micro-batch, from the first forward to the last backward of a layer.
     pub starts: HashMap<usize, Buffer>,
     /// Inputs of blocks that have not run yet.
     pub inputs: HashMap<BlockInstance, Buffer>,

@@ -20,14 +20,15 @@ use crate::initial_weights::InitialWeights;
 use crate::unit::{ElementTypes, UnitState};
 use crate::{Groups, Store, StoreError, StoredTensor, UnitValues};
 
-/// The tokens of a micro-batch, `[rows]` each.
+/// The tokens of a micro-batch, `[rows]` each, or `[lists, rows]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
     /// Input ids.
     pub inputs: &'a [u32],
     /// Target ids.
     pub targets: &'a [u32],
-    /// The start of each token's document in its sample. Read only if documents are masked.
+    /// The first token of its sample that each token attends to: a list for documents that are masked, and a list for layers with a
+    /// window. Empty if there is neither.
     pub starts: &'a [u32],
 }
 
@@ -97,7 +98,7 @@ pub struct Rank {
     /// The indices of the units whose gradients each block writes.
     pub(crate) written_by: HashMap<Block, Vec<usize>>,
     pub(crate) has_positions: bool,
-    /// The first and the last layer on this rank. The document starts are needed from one to the other.
+    /// The first and the last layer on this rank. The starts are needed from one to the other.
     pub(crate) outer_layers: [Block; 2],
     /// The units whose gradients this rank counts in the global norm.
     pub(crate) owned_units: Vec<Unit>,
@@ -383,9 +384,9 @@ impl Rank {
         self.generation.as_ref().map_or(&self.shape, |generation| &generation.shape)
     }
 
-    /// The context of a layer, with the document starts of the micro-batch if documents are masked.
-    pub(crate) fn layer_context(&self, micro: usize) -> Context<'_> {
-        let starts = self.plan.masks_documents().then(|| self.in_flight.starts[&micro].view());
+    /// The context of a layer, with the first token that each token of the micro-batch attends to, if that is not token 0.
+    pub(crate) fn layer_context(&self, micro: usize, layer: usize) -> Context<'_> {
+        let starts = self.plan.starts_of(layer).map(|range| self.in_flight.starts[&micro].slice(range));
         Context { starts, ..self.context() }
     }
 

@@ -11,7 +11,7 @@ pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
         DeviceKind::Cpu => Hardware::Cpu,
         DeviceKind::Cuda | DeviceKind::Hip => Hardware::Gpu,
     };
-    match plan.cluster.device.kind.unwrap_or(here) {
+    let device = match plan.cluster.device.kind.unwrap_or(here) {
         Hardware::Cpu => {
             let sharing = plan.cluster.ranks_of_machine(ranks);
             Device::Cpu { threads: (plan.cluster.cores.unwrap_or(cores) / sharing).max(1) }
@@ -19,7 +19,8 @@ pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
         Hardware::Gpu if plan.run.device == DeviceKind::Hip => Device::hip(),
         // `run.deterministic` applies to the planned GPUs only if the run itself uses GPUs.
         Hardware::Gpu => Device::cuda(here == Hardware::Gpu && plan.run.deterministic),
-    }
+    };
+    if plan.may_use_attention_library() { device } else { device.without_attention_library() }
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub mod work;
 pub use cause::Cause;
 pub use cluster::{ClusterSpec, Topology};
 pub use device::{AttentionPoint, DeviceSpec, GPU_HEADROOM, Hardware, KernelPoint, ProductPoint};
-pub use family::{Biases, Family, Features, NormKind, Positions};
+pub use family::{Biases, Family, Features, NormKind, NormPlacement, Positions, QueryKeyNorm, SoftCaps};
 pub use framework::{FrameworkSpec, Support};
 pub use group::{Axis, ByAxis, Group, Span};
 pub use keeps::KeepsSpec;

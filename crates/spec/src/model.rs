@@ -16,12 +16,14 @@ pub enum Activation {
     ExactGelu,
     /// SwiGLU: `silu(gate) * up`, two input matrices.
     Swiglu,
+    /// GeGLU: `gelu(gate) * up` with the tanh form of GELU, two input matrices.
+    Geglu,
 }
 
 impl Activation {
     /// Whether the MLP has a gate, a second input matrix.
     pub fn is_gated(self) -> bool {
-        self == Activation::Swiglu
+        matches!(self, Activation::Swiglu | Activation::Geglu)
     }
 
     /// The word in configurations and manifests.
@@ -30,6 +32,7 @@ impl Activation {
             Activation::Gelu => "gelu",
             Activation::ExactGelu => "gelu-exact",
             Activation::Swiglu => "swiglu",
+            Activation::Geglu => "geglu",
         }
     }
 }
@@ -77,6 +80,16 @@ pub struct ModelSpec {
     pub no_rotary_every: Option<usize>,
     /// A token attends to itself and to the tokens before it in a window of this size (only families with `sliding_window`).
     pub sliding_window: Option<usize>,
+    /// Layers whose number, from 1, is a multiple of this have no window.
+    pub full_attention_every: Option<usize>,
+    /// So many of the first layers have no window.
+    pub full_attention_first: Option<usize>,
+    /// Scores are divided by the root of this instead of that of `head_dim` (only families with `soft_caps`).
+    pub score_width: Option<usize>,
+    /// The soft cap of scores (only families with `soft_caps`).
+    pub score_soft_cap: Option<f64>,
+    /// The soft cap of logits (only families with `soft_caps`).
+    pub logit_soft_cap: Option<f64>,
     /// Standard deviation of initial weights.
     pub init_std: f64,
 }
@@ -131,10 +144,16 @@ impl ModelSpec {
         self.family.features()
     }
 
-    /// The most tokens of a text, if there is a limit: that of learned positions, or the sliding window, up to which attention
-    /// needs no window.
+    /// The most tokens of a text, if there is a limit: that of learned positions.
     pub fn max_tokens(&self) -> Option<usize> {
-        if self.has_learned_positions() { Some(self.positions) } else { self.sliding_window }
+        self.has_learned_positions().then_some(self.positions)
+    }
+
+    /// The number of tokens that a token attends to at most in a layer, itself included; `None` if it attends to all before it.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        let is_full = self.full_attention_every.is_some_and(|every| (layer + 1).is_multiple_of(every))
+            || layer < self.full_attention_first.unwrap_or(0);
+        self.sliding_window.filter(|_| !is_full)
     }
 
     /// Whether positions are learned, and so parameters that limit the length of a sample.

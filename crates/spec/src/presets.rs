@@ -40,7 +40,8 @@ pub const MODELS: &[Preset] = presets!("models":
     "demo", "gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "gpt-22b", "gpt-175b", "gpt-1t", "neox-20b",
     "llama2-7b", "llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.1-405b", "llama3.2-1b", "llama3.2-3b", "nemotron4-15b",
     "nemotron4-340b", "mistral-7b", "qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-72b", "qwen3-0.6b", "qwen3-8b",
-    "qwen3-32b", "smollm3-3b", "phi-4", "starcoder2-3b");
+    "qwen3-32b", "smollm3-3b", "phi-4", "starcoder2-3b", "gemma-2b", "gemma-7b", "gemma2-2b", "gemma2-9b", "gemma2-27b",
+    "olmo2-1b", "olmo2-7b", "olmo2-13b", "olmo2-32b");
 
 /// The clusters: this machine, nodes of one device each, and machines of a facility over these.
 pub const CLUSTERS: &[Preset] = presets!("clusters":

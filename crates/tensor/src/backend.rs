@@ -5,10 +5,10 @@ use std::rc::Rc;
 use crate::memory::Memory;
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, Update,
-    UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
+    Requantize, Residual, Rotary, RowDots, SlicedAttention, SlicedAttentionBackward, SplitNorm,
+    SplitNormBackward, Squares, SumsOfSquares, Update, UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
@@ -92,6 +92,8 @@ pub trait Backend {
     fn copy(&self, from: View, to: View);
     /// `to += from`, converting between types.
     fn add(&self, from: View, to: View);
+    /// `x *= factor`.
+    fn scale(&self, factor: f64, x: View);
     /// `to[0] += Σ from²`. The result is not finite if any element is not. `to` has the accumulator type.
     fn sum_of_squares(&self, from: View, to: View) {
         let parts = [Squares { from, own: Some(to), counts: false }];
@@ -120,6 +122,12 @@ pub trait Backend {
     fn norm(&self, op: Norm);
     /// See [`NormBackward`].
     fn norm_backward(&self, op: NormBackward);
+    /// See [`RowDots`].
+    fn row_dots(&self, op: RowDots);
+    /// See [`SplitNorm`].
+    fn split_norm(&self, op: SplitNorm);
+    /// See [`SplitNormBackward`].
+    fn split_norm_backward(&self, op: SplitNormBackward);
     /// See [`Attention`].
     fn attention(&self, op: Attention);
     /// See [`AttentionBackward`].
@@ -132,10 +140,10 @@ pub trait Backend {
     fn cached_attention(&self, op: CachedAttention);
     /// See [`Rotary`].
     fn rotary(&self, op: Rotary);
-    /// See [`Swiglu`].
-    fn swiglu(&self, op: Swiglu);
-    /// See [`SwigluBackward`].
-    fn swiglu_backward(&self, op: SwigluBackward);
+    /// See [`Gated`].
+    fn gated(&self, op: Gated);
+    /// See [`GatedBackward`].
+    fn gated_backward(&self, op: GatedBackward);
     /// See [`Embedding`].
     fn embedding(&self, op: Embedding);
     /// See [`EmbeddingBackward`].

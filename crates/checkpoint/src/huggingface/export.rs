@@ -229,11 +229,14 @@ fn write_tensor(
         }
         return Ok(());
     }
-    for (parameter, _) in &exported.parts {
+    for (parameter, location) in &exported.parts {
         let len = parameter.valid_elements();
         for start in (0..len).step_by(CHUNK) {
             values.clear();
             read(parameter, start, CHUNK.min(len - start), &mut values)?;
+            if location.offset != 0.0 {
+                values.iter_mut().for_each(|value| *value -= location.offset);
+            }
             write(&values)?;
         }
     }

@@ -127,7 +127,11 @@ impl HuggingFaceFolder {
             out.copy_from_slice(&self.transposed(&location.name, tensor)?[start..start + out.len()]);
             return Ok(());
         }
-        self.tensors.read(tensor, start, out).map_err(StoreError::new)
+        self.tensors.read(tensor, start, out).map_err(StoreError::new)?;
+        if location.offset != 0.0 {
+            out.iter_mut().for_each(|value| *value += location.offset);
+        }
+        Ok(())
     }
 
     fn transposed(&self, name: &str, tensor: &Tensor) -> Result<Arc<Vec<f32>>, StoreError> {

@@ -7,7 +7,7 @@ use kintsugi_spec::ModelSpec;
 use super::families;
 
 /// The location of a parameter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct TensorLocation {
     /// The tensor's name.
     pub name: String,
@@ -15,6 +15,8 @@ pub(super) struct TensorLocation {
     pub part: TensorPart,
     /// Whether the tensor stores the matrix by columns.
     pub transposed: bool,
+    /// What the parameter is more than the tensor: 1 for the weights of norms that multiply by 1 + w.
+    pub offset: f32,
 }
 
 /// Which part of a tensor a parameter is.
@@ -51,7 +53,7 @@ impl TensorPart {
 impl TensorLocation {
     /// A tensor that is one parameter.
     pub fn whole(name: &str) -> Self {
-        TensorLocation { name: name.to_owned(), part: TensorPart::Whole, transposed: false }
+        TensorLocation { name: name.to_owned(), part: TensorPart::Whole, transposed: false, offset: 0.0 }
     }
 
     /// The shape of the tensor that holds this parameter.

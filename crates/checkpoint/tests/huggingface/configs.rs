@@ -31,6 +31,11 @@ fn a_description_is_a_model() {
         rotary_scaling: None,
         no_rotary_every: None,
         sliding_window: None,
+        full_attention_every: None,
+        full_attention_first: None,
+        score_width: None,
+        score_soft_cap: None,
+        logit_soft_cap: None,
         init_std: 0.02,
     };
     assert_eq!(gpt2, expected);
@@ -48,8 +53,16 @@ fn a_description_is_a_model() {
     let tied = model("llama-tied");
     assert_eq!((tied.kv_heads, tied.head_dim, tied.tied), (1, 8, true));
 
-    assert_eq!((model("mistral").sliding_window, model("phi3").sliding_window), (Some(16), None));
+    assert_eq!((model("mistral").sliding_window, model("phi3").sliding_window), (Some(5), None));
     assert_eq!((model("phi3").rotary_dims(), model("phi3").head_dim), (4, 8));
+    let windows = |name: &str| {
+        let model = model(name);
+        (0..model.layers).map(|layer| model.window(layer)).collect::<Vec<_>>()
+    };
+    assert_eq!(windows("qwen2-window"), [None, Some(6)]);
+    let gemma2 = model("gemma2");
+    assert_eq!((windows("gemma2"), gemma2.score_width), (vec![Some(7), None], Some(12)));
+    assert_eq!((gemma2.score_soft_cap, gemma2.logit_soft_cap, gemma2.tied), (Some(2.0), Some(1.5), true));
     assert_eq!(model("smollm3").no_rotary_every, Some(2));
     let scaling = RotaryScaling { factor: 8.0, low: 0.5, high: 2.0, positions: 16 };
     assert_eq!(model("llama-scaled").rotary_scaling, Some(scaling));
@@ -98,8 +111,8 @@ fn what_would_compute_something_else_is_refused() {
             "llama",
             "model_type",
             json!("mamba"),
-            "is not supported; use \"gpt2\", \"gpt_neox\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"smollm3\", \"phi3\" or \
-             \"starcoder2\"",
+            "is not supported; use \"gpt2\", \"gpt_neox\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"smollm3\", \"phi3\", \
+             \"starcoder2\", \"gemma\", \"gemma2\" or \"olmo2\"",
         ),
         (
             "llama",
@@ -116,13 +129,27 @@ fn what_would_compute_something_else_is_refused() {
         ("llama", "rms_norm_eps", json!("small"), "must be a number from 1e-30 to 1e0"),
         ("llama", "quantization_config", json!({"bits": 4}), "is not supported; only plain weights are"),
         ("neox", "attention_bias", json!(false), "is not supported; only true is"),
-        ("qwen2", "use_sliding_window", json!(true), "is not supported; only false is"),
+        ("smollm3", "use_sliding_window", json!(true), "is not supported; only false is"),
         (
-            "qwen2",
+            "llama",
             "layer_types",
             json!(["full_attention", "sliding_attention"]),
-            "is not supported; only the same attention in all layers is",
+            "is not supported; only \"full_attention\" in all layers is",
         ),
+        (
+            "mistral",
+            "layer_types",
+            json!(["full_attention", "sliding_attention"]),
+            "is not supported for this model_type; only the same attention in all layers is",
+        ),
+        (
+            "gemma2",
+            "layer_types",
+            json!(["sliding_attention"]),
+            "must be \"full_attention\" or \"sliding_attention\" for each of 2 layers",
+        ),
+        ("gemma2", "final_logit_softcapping", json!(null), "is not supported; only a number is"),
+        ("gemma2", "hidden_activation", json!("gelu"), "is not supported; only \"gelu_pytorch_tanh\" is"),
         (
             "smollm3",
             "no_rope_layers",

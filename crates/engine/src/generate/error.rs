@@ -25,10 +25,10 @@ pub enum GenerateError {
         /// The model's tokens.
         vocab: usize,
     },
-    /// A text would become longer than the learned positions or the sliding window.
+    /// A text would become longer than the learned positions.
     #[error(
         "prompt {number} has {prompt} tokens, and with {tokens} generated tokens it exceeds the model's \
-         {limit}; shorten it or generate fewer tokens"
+         {limit} learned positions; shorten it or generate fewer tokens"
     )]
     Positions {
         /// The number of the prompt, from 1.
@@ -37,8 +37,8 @@ pub enum GenerateError {
         prompt: usize,
         /// Tokens to generate.
         tokens: usize,
-        /// The limit and what sets it.
-        limit: String,
+        /// The number of positions.
+        limit: usize,
     },
     /// The layout divides sequences.
     #[error(
@@ -91,13 +91,7 @@ pub fn check_prompts(
             return Err(GenerateError::Vocabulary { number, token, vocab });
         }
         // The last token of a text is never fed to the model.
-        if let Some(most) = plan.model.max_tokens().filter(|most| prompt.len() + tokens > most + 1) {
-            let learned = plan.model.has_learned_positions();
-            let limit = if learned {
-                format!("{most} learned positions")
-            } else {
-                format!("window of {most} tokens")
-            };
+        if let Some(limit) = plan.model.max_tokens().filter(|most| prompt.len() + tokens > most + 1) {
             return Err(GenerateError::Positions { number, prompt: prompt.len(), tokens, limit });
         }
     }

@@ -346,6 +346,13 @@ const FEATURES: [LayoutSpec; 4] = [
     ),
 ];
 
+/// More layouts for sliding windows: slices of samples.
+const WINDOWS: [LayoutSpec; 3] = [
+    LayoutSpec("cp 2", [1, 1, 1], 0, "parallel.cp=2"),
+    LayoutSpec("cp 4, ring", [1, 1, 1], 0, "parallel.cp=4 parallel.cp_attention=ring"),
+    LayoutSpec("cp 2, all-to-all", [1, 1, 1], 0, "parallel.cp=2 parallel.cp_attention=all-to-all"),
+];
+
 /// The layouts of the other optimizers.
 const OPTIMIZERS: [LayoutSpec; 4] = [
     LayoutSpec("tp 2, sequence parallel, dp 2, ZeRO-1", [2, 1, 2], 1, "parallel.sequence_parallel=true"),
@@ -402,6 +409,16 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
         layouts.extend(FEATURES.iter().map(|short| layout("qwen2: ", qwen2, short)));
         layouts.extend(FEATURES.iter().map(|short| layout("qwen3: ", qwen3, short)));
         layouts.extend(FEATURES.iter().map(|short| layout("smollm3: ", smollm3, short)));
+        let windows = "model.family=mistral model.tied=false model.kv_heads=2 model.sliding_window=5 \
+                       model.full_attention_every=2";
+        layouts.extend(FEATURES.iter().map(|short| layout("mistral: ", windows, short)));
+        layouts.extend(WINDOWS.iter().map(|short| layout("mistral: ", windows, short)));
+        let gemma2 = "model.family=gemma2 model.kv_heads=2 model.sliding_window=5 model.score_soft_cap=0.5 \
+                      model.logit_soft_cap=2.0";
+        layouts.extend(FEATURES.iter().map(|short| layout("gemma2: ", gemma2, short)));
+        layouts.extend(WINDOWS.iter().map(|short| layout("gemma2: ", gemma2, short)));
+        let olmo2 = "model.family=olmo2 model.tied=false model.kv_heads=2";
+        layouts.extend(FEATURES.iter().map(|short| layout("olmo2: ", olmo2, short)));
     }
     // An element that Lion turns disturbs the gradients of all others by about 2·rate relative to the norm of the weights, which
     // must be less than gradients may differ in fp32.

@@ -42,6 +42,9 @@ impl Choices {
             "family = \"qwen2\"\nkv_heads = 2",
             "family = \"qwen3\"\nkv_heads = 2",
             "family = \"smollm3\"\nkv_heads = 2\nno_rotary_every = 2",
+            "family = \"olmo2\"\nkv_heads = 2",
+            "family = \"gemma2\"\nkv_heads = 2\nsliding_window = 3",
+            "family = \"mistral\"\nkv_heads = 2\nsliding_window = 3\nfull_attention_every = 2",
         ]);
         writeln!(text, "{family}").expect("a string");
         let (tp, pp, dp) =
@@ -149,7 +152,7 @@ struct Ones {
 
 impl Ones {
     fn new(plan: &Plan) -> Self {
-        let tokens = plan.starts_len() / plan.batch.micro;
+        let tokens = if plan.loads_whole_starts() { plan.batch.sequence } else { plan.own_sequence() };
         let start = |row: usize| (row % tokens / 2 * 2) as u32;
         Ones { ids: vec![1; plan.rows()], starts: (0..plan.starts_len()).map(start).collect() }
     }

@@ -15,7 +15,7 @@ use kintsugi_simulate::{evaluation_memory, generation_memory};
 
 const WEIGHTS: InitialWeights = InitialWeights { seed: 11 };
 
-const FAMILIES: [&[&str]; 7] = [
+const FAMILIES: [&[&str]; 10] = [
     &["model.family=gpt"],
     &["model.family=neox", "model.rotary_fraction=0.5"],
     &["model.family=llama"],
@@ -23,6 +23,9 @@ const FAMILIES: [&[&str]; 7] = [
     &["model.family=qwen2", "model.kv_heads=2"],
     &["model.family=qwen3", "model.kv_heads=2"],
     &["model.family=smollm3", "model.no_rotary_every=2"],
+    &["model.family=mistral", "model.sliding_window=8", "model.full_attention_every=2"],
+    &["model.family=gemma2", "model.kv_heads=2", "model.sliding_window=8", "model.score_soft_cap=0.5"],
+    &["model.family=olmo2", "model.kv_heads=2"],
 ];
 
 /// A small model on one rank, with these settings.

@@ -41,8 +41,15 @@ fn train(fixture: &Fixture, plan: &Plan, case: &Case) -> Vec<Seen> {
         worker.rank.load(&fixture.folder, &[StoredTensor::Weights]).expect("the fixture has all weights");
         let (program, step) = (worker.program(plan), Cell::new(0));
         let (micro, per_step) = (plan.batch.micro, plan.batch.global);
-        let mut batches =
-            Batches { windows: &windows, micro, per_step, step: &step, tokens: vec![], targets: vec![] };
+        let mut batches = Batches {
+            windows: &windows,
+            starts: vec![],
+            micro,
+            per_step,
+            step: &step,
+            tokens: vec![],
+            targets: vec![],
+        };
         let mut seen = Seen::default();
         for i in 0..case.losses.len() {
             step.set(i);

@@ -121,6 +121,13 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
     let mut x = embedding::forward(&ctx, ids.view(), &table_weights, positions.as_ref());
     for i in 0..plan.model.layers {
         let (flat, layout) = load(Unit::Layer(i));
+        let starts = plan.window(i).map(|window| {
+            let starts = window_starts(tokens.len(), window);
+            let buffer = backend.allocate(starts.len(), DType::U32, Category::Activations);
+            backend.upload_tokens(&starts, buffer.view());
+            buffer
+        });
+        let ctx = Context { starts: starts.as_ref().map(Buffer::view), ..ctx };
         x = layer::evaluate(&ctx, x, &Weights::new(flat.view(), &layout)).0;
     }
 
@@ -152,12 +159,23 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
         outputs: vocab,
         float8: None,
     });
-    backend.read(out.view())
+    let mut logits = backend.read(out.view());
+    if let Some(cap) = plan.model.logit_soft_cap {
+        logits.iter_mut().for_each(|logit| *logit = cap as f32 * (*logit / cap as f32).tanh());
+    }
+    logits
+}
+
+/// The first token that each token of a sample attends to.
+fn window_starts(sequence: usize, window: usize) -> Vec<u32> {
+    (0..sequence).map(|token| (token + 1).saturating_sub(window) as u32).collect()
 }
 
 /// Repeats the fixture's batches.
 pub(crate) struct Batches<'a> {
     pub(crate) windows: &'a [Vec<u32>],
+    /// The first tokens that those of a micro-batch attend to, if layers have a window.
+    pub(crate) starts: Vec<u32>,
     /// Samples per micro-batch. A step has `per_step` micro-batches.
     pub(crate) micro: usize,
     pub(crate) per_step: usize,
@@ -172,7 +190,7 @@ impl TokenSource for Batches<'_> {
         let sample = |i: usize| &self.windows[(first + i) % self.windows.len()];
         self.tokens = (0..self.micro).flat_map(|i| sample(i)[..sample(i).len() - 1].to_vec()).collect();
         self.targets = (0..self.micro).flat_map(|i| sample(i)[1..].to_vec()).collect();
-        Some(Tokens { inputs: &self.tokens, targets: &self.targets, starts: &[] })
+        Some(Tokens { inputs: &self.tokens, targets: &self.targets, starts: &self.starts })
     }
 }
 
@@ -185,8 +203,11 @@ fn losses(fixture: &Fixture, settings: &[&str]) -> Vec<f64> {
         worker.rank.load(&fixture.folder, &[StoredTensor::Weights]).expect("the fixture has all weights");
         let (program, step) = (worker.program(&plan), Cell::new(0));
         let (micro, per_step) = (plan.batch.micro, plan.batch.global);
+        let sample = plan.any_window().map_or(vec![], |window| window_starts(plan.batch.sequence, window));
+        let starts = sample.repeat(micro);
+        let (tokens, targets) = (vec![], vec![]);
         let mut batches =
-            Batches { windows: &windows, micro, per_step, step: &step, tokens: vec![], targets: vec![] };
+            Batches { windows: &windows, starts, micro, per_step, step: &step, tokens, targets };
         let run = |i| {
             step.set(i);
             worker.run(&program, &mut batches, |_, _| {}).expect("no transfer fails");

@@ -1,7 +1,7 @@
 //! GELU in both forms, SwiGLU, and the epilogues of matrix products.
 
 use kintsugi_gfx90a::Grid;
-use kintsugi_tensor::ops::{Swiglu, SwigluBackward};
+use kintsugi_tensor::ops::{GateFunction, Gated, GatedBackward};
 use kintsugi_tensor::{Backend, DType};
 
 use crate::support::{COMPUTE, Draw, NULL, PACK, Pair, WAVE, kernels, pointer, random_cases, size, suffix};
@@ -30,32 +30,34 @@ fn gelu_in_both_forms() {
 }
 
 #[test]
-fn swiglu_forward_and_backward() {
+fn gated_units_forward_and_backward() {
     let Some(code) = kernels("activation") else { return };
     let mut pair = Pair::new(code, 2);
     let mut draw = Draw::new(6);
     for dtype in COMPUTE {
-        for (rows, width) in (0..2 * random_cases()).map(|_| draw.matrix(9, 700)) {
+        for (number, (rows, width)) in (0..2 * random_cases()).map(|_| draw.matrix(9, 700)).enumerate() {
+            let gate = [GateFunction::Silu, GateFunction::Gelu][number % 2];
             let wide = width.is_multiple_of(PACK);
             let x = pair.random("x", 2 * rows * width, dtype, 1);
             let dout = pair.random("dout", rows * width, dtype, 2);
             let out = pair.blank("out", rows * width, dtype);
             let dx = pair.blank("dx", 2 * rows * width, dtype);
-            pair.cpu.swiglu(Swiglu { x: x.cpu.view(), out: out.cpu.view(), rows, width });
-            pair.cpu.swiglu_backward(SwigluBackward {
+            pair.cpu.gated(Gated { x: x.cpu.view(), out: out.cpu.view(), gate, rows, width });
+            pair.cpu.gated_backward(GatedBackward {
                 dout: dout.cpu.view(),
                 x: x.cpu.view(),
                 dx: dx.cpu.view(),
+                gate,
                 rows,
                 width,
             });
-            let (name, grid) = (suffix(dtype), Grid::new(rows, WAVE));
+            let (unit, name, grid) = (gate.unit(), suffix(dtype), Grid::new(rows, WAVE));
             let arguments = [pointer(&x), pointer(&out), size(width), wide.into()];
-            pair.launch(&format!("swiglu_{name}"), grid, &arguments);
+            pair.launch(&format!("{unit}_{name}"), grid, &arguments);
             let arguments = [pointer(&dout), pointer(&x), pointer(&dx), size(width), wide.into()];
-            pair.launch(&format!("swiglu_backward_{name}"), grid, &arguments);
-            pair.agree(&out, &format!("swiglu of {width} in {dtype:?}"));
-            pair.agree(&dx, &format!("backward of swiglu of {width} in {dtype:?}"));
+            pair.launch(&format!("{unit}_backward_{name}"), grid, &arguments);
+            pair.agree(&out, &format!("{unit} of {width} in {dtype:?}"));
+            pair.agree(&dx, &format!("backward of {unit} of {width} in {dtype:?}"));
         }
     }
 }

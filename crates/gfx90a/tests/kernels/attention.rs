@@ -7,7 +7,9 @@ use kintsugi_tensor::ops::{
 use kintsugi_tensor::{Backend, Buffer, DType};
 
 use crate::attention_tensors::{Case, Tensors, shape};
-use crate::support::{COMPUTE, Draw, NULL, Pair, kernels, pointer, random, random_cases, size, suffix};
+use crate::support::{
+    COMPUTE, Draw, NULL, Pair, defined_kernels, kernels, pointer, random, random_cases, size, suffix,
+};
 
 /// As in the kernels.
 const TILE: usize = 32;
@@ -22,7 +24,7 @@ impl Case {
     }
 
     fn kernel(self, name: &str) -> String {
-        let masked = if self.document > 0 { "masked_" } else { "" };
+        let masked = if self.is_masked() { "masked_" } else { "" };
         format!("{name}_{masked}{}", suffix(self.dtype))
     }
 
@@ -88,6 +90,20 @@ fn plain_attention_and_wide_heads() {
     );
 }
 
+#[test]
+fn windows_and_soft_caps() {
+    let cases = [(Some(9), None), (None, Some(1.5)), (Some(40), Some(0.7))];
+    for (number, (window, soft_cap)) in cases.into_iter().enumerate() {
+        for (dtype, plain) in [(DType::F32, false), (DType::F32, true), (DType::BF16, false)] {
+            let document = if number == 0 { 25 } else { 0 };
+            let case = Case { shape: shape([1, 70, 2, 1, 24]), dtype, plain, document };
+            let case = case.limited(window, soft_cap);
+            let Some(code) = defined_kernels("attention", &case.definitions()) else { return };
+            attention(&mut Pair::new(code, 6), case);
+        }
+    }
+}
+
 /// At this head width the backward in fp32 wants more LDS than a workgroup has, which the launch says.
 #[test]
 fn the_backward_of_heads_of_128_does_not_fit() {
@@ -109,7 +125,7 @@ fn sliced_attention(
     dtype: DType,
     slices: Slices,
 ) {
-    let AttentionShape { batch, sequence: own, heads, kv_heads, head_dim } = shape;
+    let AttentionShape { batch, sequence: own, heads, kv_heads, head_dim, .. } = shape;
     let (rows, width) = (shape.rows(), heads * head_dim);
     let keys_width = 2 * kv_heads * head_dim;
     // A document begins in the middle of the second slice.
@@ -129,7 +145,7 @@ fn sliced_attention(
     };
     let sizes = |first_owner: usize, owners: usize| {
         let numbers = [slices.parts, slices.part, first_owner, owners, own, heads, kv_heads, head_dim];
-        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
+        let scale = shape.scale() as f32;
         [&numbers.map(|number| Argument::from(number as u32))[..], &[scale.into()]].concat()
     };
     let what = format!("{shape:?} of {slices:?} in {dtype:?}");
@@ -219,16 +235,33 @@ fn attention_of_slices() {
             sliced_attention(&mut portable, &mut dots, shape(sizes), dtype, Slices { parts, part });
         }
     }
+    let soft_cap = Some(1.2);
+    let capped = Case::flash([1, 70, 2, 1, 24], DType::F32, 0).limited(None, soft_cap);
+    let Some(code) = defined_kernels("sliced_attention", &capped.definitions()) else { return };
+    sliced_attention(
+        &mut Pair::new(code, 4),
+        &mut dots,
+        capped.shape,
+        DType::F32,
+        Slices { parts: 3, part: 1 },
+    );
 }
 
 #[test]
 fn attention_over_a_cache() {
-    let Some(code) = kernels("cached_attention") else { return };
-    let mut pair = Pair::new(code, 3);
+    let plain = [[2, 3, 6, 2, 64], [1, 1, 1, 1, 5]].map(|sizes| Case::flash(sizes, DType::F32, 0));
+    let limited = Case::flash([2, 3, 4, 2, 24], DType::F32, 0).limited(Some(11), Some(1.1));
+    for (cases, dtypes) in [(&plain[..], &COMPUTE[..]), (&[limited], &COMPUTE[..1])] {
+        let Some(code) = defined_kernels("cached_attention", &cases[0].definitions()) else { return };
+        over_a_cache(&mut Pair::new(code, 3), cases, dtypes);
+    }
+}
+
+fn over_a_cache(pair: &mut Pair, cases: &[Case], dtypes: &[DType]) {
     let capacity = 40;
-    for dtype in COMPUTE {
-        for shape in [[2, 3, 6, 2, 64], [1, 1, 1, 1, 5]].map(shape) {
-            let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
+    for &dtype in dtypes {
+        for shape in cases.iter().map(|case| case.shape) {
+            let AttentionShape { batch, sequence, heads, kv_heads, head_dim, .. } = shape;
             let rows = batch * sequence;
             let cache = batch * kv_heads * capacity * head_dim;
             let [keys, values] = [3, 4].map(|seed| pair.numbers("cache", &random(cache, seed), dtype));
@@ -251,8 +284,9 @@ fn attention_over_a_cache() {
             let tensors = [pointer(&qkv), pointer(&at), pointer(&keys), pointer(&values)];
             let arguments = [&tensors[..], &sizes].concat();
             pair.launch(&format!("cache_append_{}", suffix(dtype)), Grid::new(rows, 128), &arguments);
-            let scale = ((1.0 / (head_dim as f64).sqrt()) as f32).into();
-            let arguments = [&tensors[..], &[pointer(&out)], &sizes, &[scale]].concat();
+            let window = shape.scores.window.unwrap_or(capacity) as u32;
+            let limits = [window.into(), (shape.scale() as f32).into()];
+            let arguments = [&tensors[..], &[pointer(&out)], &sizes, &limits].concat();
             let grid = Grid::new(1, 128).blocks(sequence, heads, batch);
             pair.launch(&format!("cached_attention_{}", suffix(dtype)), grid, &arguments);
             let what = format!("cached attention, {shape:?} in {dtype:?}");

@@ -1,6 +1,6 @@
 //! The tensors of an attention layer on random numbers, and what they must be by the CPU backend in fp64.
 
-use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, Scores};
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use crate::support::{Both, Pair, distance};
@@ -20,20 +20,43 @@ impl Case {
         Case { shape: shape(sizes), dtype, plain: false, document }
     }
 
+    /// The same with a window and a soft cap.
+    pub fn limited(self, window: Option<usize>, soft_cap: Option<f64>) -> Self {
+        Case {
+            shape: AttentionShape { scores: Scores { width: None, soft_cap, window }, ..self.shape },
+            ..self
+        }
+    }
+
+    /// Whether queries have a first key.
+    pub fn is_masked(self) -> bool {
+        self.document > 0 || self.shape.scores.window.is_some()
+    }
+
+    /// The definitions of the portable kernels.
+    pub fn definitions(self) -> Vec<String> {
+        self.shape.scores.soft_cap.into_iter().map(|cap| format!("SOFT_CAP={cap:?}f")).collect()
+    }
+
     /// The first key that each query attends to.
     fn starts(self) -> Vec<u32> {
         let AttentionShape { batch, sequence, .. } = self.shape;
-        (0..batch * sequence).map(|row| (row % sequence / self.document * self.document) as u32).collect()
+        let window = self.shape.scores.window.unwrap_or(sequence);
+        let start = |row: usize| {
+            let document = if self.document > 0 { row % sequence / self.document * self.document } else { 0 };
+            document.max((row % sequence + 1).saturating_sub(window)) as u32
+        };
+        (0..batch * sequence).map(start).collect()
     }
 
     /// The factor of the scores.
     pub fn scale(self) -> f32 {
-        (1.0 / (self.shape.head_dim as f64).sqrt()) as f32
+        self.shape.scale() as f32
     }
 }
 
 pub fn shape([batch, sequence, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
-    AttentionShape { batch, sequence, heads, kv_heads, head_dim }
+    AttentionShape { batch, sequence, heads, kv_heads, head_dim, scores: Scores::PLAIN }
 }
 
 /// Arguments and results of the kernels. `saved` holds probabilities in plain attention, else log-sum-exps.
@@ -56,7 +79,7 @@ struct Exact {
 
 impl Tensors {
     pub fn new(pair: &mut Pair, case: Case) -> Self {
-        let Case { shape, dtype, plain, document } = case;
+        let Case { shape, dtype, plain, .. } = case;
         let rows = shape.batch * shape.sequence;
         let out_len = rows * shape.heads * shape.head_dim;
         let qkv = pair.random("qkv", rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype, 1);
@@ -68,7 +91,7 @@ impl Tensors {
         } else {
             pair.blank("log-sum-exps", rows * shape.heads, DType::F32)
         };
-        let starts = (document > 0).then(|| pair.tokens("starts", &case.starts()));
+        let starts = case.is_masked().then(|| pair.tokens("starts", &case.starts()));
         let exact = Exact::new(pair, case, &qkv, &dout, starts.as_ref());
         Tensors { qkv, dout, out, dqkv, saved, starts, exact }
     }

@@ -4,7 +4,9 @@ use kintsugi_gfx90a::{Argument, Grid};
 use kintsugi_tensor::ops::CrossEntropy;
 use kintsugi_tensor::{Backend, DType};
 
-use crate::support::{COMPUTE, Draw, PACK, Pair, WAVE, kernels, pointer, random, random_cases, size, suffix};
+use crate::support::{
+    COMPUTE, Draw, PACK, Pair, WAVE, defined_kernels, kernels, pointer, random, random_cases, size, suffix,
+};
 
 const Z_LOSS: f64 = 0.0625;
 const FACTOR: f64 = 0.25;
@@ -12,8 +14,14 @@ const FACTOR: f64 = 0.25;
 /// A vocabulary in one part: loss and gradient in one pass where a row is whole packs, and in three kernels.
 #[test]
 fn one_part() {
-    let Some(code) = kernels("loss") else { return };
-    let mut pair = Pair::new(code, 1);
+    for soft_cap in [None, Some(1.5)] {
+        let definitions: Vec<String> = soft_cap.iter().map(|cap| format!("SOFT_CAP={cap:?}f")).collect();
+        let Some(code) = defined_kernels("loss", &definitions) else { return };
+        check_one_part(Pair::new(code, 1), soft_cap);
+    }
+}
+
+fn check_one_part(mut pair: Pair, soft_cap: Option<f64>) {
     let mut draw = Draw::new(8);
     for dtype in COMPUTE {
         let drawn = (0..random_cases()).map(|_| {
@@ -25,7 +33,7 @@ fn one_part() {
                 if whole && !columns.is_multiple_of(PACK) {
                     continue;
                 }
-                let what = format!("{rows} × {columns} in {dtype:?}, whole {whole}");
+                let what = format!("{rows} × {columns} in {dtype:?}, whole {whole}, soft cap {soft_cap:?}");
                 let logits = pair.random("logits", rows * columns, dtype, 1);
                 let targets: Vec<u32> = (0..rows as u32).map(|row| row * 17 % valid as u32).collect();
                 let targets = pair.tokens("targets", &targets);
@@ -43,6 +51,7 @@ fn one_part() {
                     parts: 1,
                     first: 0,
                     valid,
+                    soft_cap,
                     rows,
                     columns,
                 });
@@ -114,6 +123,7 @@ fn two_parts() {
             parts: 2,
             first: part * columns,
             valid: columns,
+            soft_cap: None,
             rows,
             columns,
         });

@@ -90,7 +90,8 @@ fn cases(dtype: DType, seed: u64) -> Vec<Case> {
         let (sizes, document) = if i % 2 == 0 { ([1, 150, 2, 1], 0) } else { ([2, 70, 2, 2], 33) };
         Case::flash([sizes[0], sizes[1], sizes[2], sizes[3], head_dim], dtype, document)
     });
-    let named: Vec<Case> = named.collect();
+    let window = Case::flash([1, 150, 2, 1, 64], dtype, 0).limited(Some(40), None);
+    let named: Vec<Case> = named.chain([window]).collect();
     let random = (0..random_cases()).map(|i| {
         let (kv_heads, group) = (draw.size(1..=2), draw.size(1..=2));
         let sizes = [1, draw.size(1..=200), kv_heads * group, kv_heads, HEAD_DIMS[i % HEAD_DIMS.len()]];

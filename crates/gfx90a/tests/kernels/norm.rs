@@ -3,7 +3,7 @@
 //! Threads of a block are whole waves of 64: the backward's blocks are as wide as the row needs, rounded up to that.
 
 use kintsugi_gfx90a::Grid;
-use kintsugi_tensor::ops::{Gradient, Norm, NormBackward};
+use kintsugi_tensor::ops::{Gradient, Norm, NormBackward, RowDots, SplitNorm, SplitNormBackward};
 use kintsugi_tensor::{Backend, DType};
 
 use crate::support::{
@@ -159,6 +159,70 @@ fn norms_and_their_backward() {
             for (centred, residual) in [(false, false), (true, true)] {
                 backward(&mut pair, &mut sums, Case { rows, width, centred, residual, dtype });
             }
+        }
+    }
+}
+
+/// Rows whose columns are divided among ranks: sums over a rank's columns, and the norm with the sums of all.
+#[test]
+fn norms_of_parts_of_rows() {
+    let Some(code) = kernels("split_norm") else { return };
+    let (mut pair, rows, width, whole) = (Pair::new(code, 4), 5, 100, 230);
+    for dtype in COMPUTE {
+        let [x, dy] = [1, 2].map(|seed| pair.random("x", rows * width, dtype, seed));
+        let weight = pair.random("weight", width, dtype, 3);
+        let [dots, out, dx] = [
+            pair.blank("dots", rows, DType::F32),
+            pair.blank("out", rows * width, dtype),
+            pair.blank("dx", rows * width, dtype),
+        ];
+        let sums: Vec<f32> = (0..rows).map(|row| 200.0 + row as f32).collect();
+        let squares = pair.numbers("squares", &sums, DType::F32);
+        let statistics = pair.blank("statistics", 2 * rows, DType::F32);
+        let dweight = pair.blank("dweight", width, DType::F32);
+        pair.cpu.row_dots(RowDots {
+            x: dy.cpu.view(),
+            y: x.cpu.view(),
+            weight: Some(weight.cpu.view()),
+            out: dots.cpu.view(),
+            rows,
+            width,
+        });
+        pair.cpu.split_norm(SplitNorm {
+            x: x.cpu.view(),
+            weight: weight.cpu.view(),
+            squares: squares.cpu.view(),
+            out: out.cpu.view(),
+            statistics: statistics.cpu.view(),
+            epsilon: EPSILON,
+            rows,
+            width,
+            whole,
+        });
+        pair.cpu.split_norm_backward(SplitNormBackward {
+            dy: dy.cpu.view(),
+            x: x.cpu.view(),
+            statistics: statistics.cpu.view(),
+            weight: weight.cpu.view(),
+            dots: dots.cpu.view(),
+            dx: dx.cpu.view(),
+            dweight: Gradient { view: dweight.cpu.view(), accumulate: false },
+            rows,
+            width,
+            whole,
+        });
+        let (grid, name) = (Grid::new(rows, WAVE), suffix(dtype));
+        let arguments = [pointer(&dy), pointer(&x), pointer(&weight), pointer(&dots), size(width)];
+        pair.launch(&format!("row_dots_{name}"), grid, &arguments);
+        let share = (1.0 / whole as f32).into();
+        let tensors = [&x, &weight, &squares, &out, &statistics].map(pointer);
+        let arguments = [&tensors[..], &[size(width), share, (EPSILON as f32).into()]].concat();
+        pair.launch(&format!("split_norm_{name}"), grid, &arguments);
+        let tensors = [&dy, &x, &statistics, &weight, &dots, &dx].map(pointer);
+        let arguments = [&tensors[..], &[size(width), share]].concat();
+        pair.launch(&format!("split_norm_backward_{name}"), grid, &arguments);
+        for result in [&dots, &out, &statistics, &dx] {
+            pair.agree(result, &format!("norm of parts in {dtype:?}"));
         }
     }
 }

@@ -3,7 +3,7 @@
 use kintsugi_gfx90a::Grid;
 use kintsugi_spec::RotaryScaling;
 use kintsugi_tensor::Backend;
-use kintsugi_tensor::ops::{AttentionShape, Rotary, Slices};
+use kintsugi_tensor::ops::{AttentionShape, Rotary, Scores, Slices};
 
 use crate::support::{COMPUTE, NULL, PACK, Pair, kernels, pointer, size, suffix};
 
@@ -13,7 +13,8 @@ const THREADS: usize = 128;
 fn queries_and_keys_are_rotated() {
     let Some(code) = kernels("rotary") else { return };
     let mut pair = Pair::new(code, 1);
-    let shape = AttentionShape { batch: 1, sequence: 9, heads: 2, kv_heads: 1, head_dim: 64 };
+    let shape =
+        AttentionShape { batch: 1, sequence: 9, heads: 2, kv_heads: 1, head_dim: 64, scores: Scores::PLAIN };
     let rows = shape.batch * shape.sequence;
     let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
     let scaled = RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 };

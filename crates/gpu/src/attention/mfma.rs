@@ -74,7 +74,7 @@ struct Launches<'a> {
 impl Launches<'_> {
     /// Launches a kernel over blocks of queries or keys of `heads` heads.
     fn launch(&self, name: &str, heads: usize, dtype: DType, tensors: &[Argument]) -> Result<(), GpuError> {
-        let AttentionShape { batch, sequence, heads: queries, kv_heads, head_dim } = self.shape;
+        let AttentionShape { batch, sequence, heads: queries, kv_heads, head_dim, .. } = self.shape;
         let definitions = definitions(head_dim, dtype)?;
         let name = format!("{name}{}", if self.starts.is_some() { "_masked" } else { "" });
         let blocks = (sequence.div_ceil(BLOCK) as u32, heads as u32, batch as u32);

@@ -1,5 +1,6 @@
 //! Causal self-attention on a GPU. Our Hopper kernels run if they support the shape, else cuDNN's fused kernels if they
-//! do. Our portable kernels do everything else, such as packed documents that must not attend to each other.
+//! do. Our portable kernels do everything else, such as packed documents that must not attend to each other, sliding windows and
+//! soft caps.
 //!
 //! All of them save the same log-sum-exp, so any forward works with any backward.
 
@@ -69,9 +70,9 @@ impl Attentions {
     /// See [`Attention`]. Scratch memory is allocated from `memory` and released before this returns. That is sound
     /// because its next user is enqueued later on the same stream.
     pub(crate) fn forward(&self, op: &Attention, memory: &Rc<dyn Memory>) -> Result<(), GpuError> {
-        let cudnn = self.asks_cudnn(&op.saved, op.starts);
-        let scratch = self.take_scratch(op.shape, op.qkv.dtype(), cudnn, false, memory);
-        let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
+        let planned = self.plans_cudnn(op.shape, &op.saved, op.starts);
+        let scratch = self.take_scratch(op.shape, op.qkv.dtype(), planned, false, memory);
+        let (true, None, AttentionSaved::LogSumExp(log_sums)) = (planned, op.starts, op.saved) else {
             return portable::forward(&self.kernels, op);
         };
         if self.prefers_hopper(op.shape, AttentionPass::Forward, &[op.qkv, op.out, log_sums]) {
@@ -98,10 +99,10 @@ impl Attentions {
         launcher: &Launcher,
     ) -> Result<(), GpuError> {
         let pass = AttentionPass::Backward { deterministic: self.deterministic };
-        let cudnn = self.asks_cudnn(&op.saved, op.starts);
-        let scratch = self.take_scratch(op.shape, op.qkv.dtype(), cudnn, true, memory);
+        let planned = self.plans_cudnn(op.shape, &op.saved, op.starts);
+        let scratch = self.take_scratch(op.shape, op.qkv.dtype(), planned, true, memory);
         let [row_dots, dquery_sums, _] = scratch.addresses;
-        let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
+        let (true, None, AttentionSaved::LogSumExp(log_sums)) = (planned, op.starts, op.saved) else {
             portable::backward(&self.kernels, op, row_dots)?;
             return sum_bias(launcher, op);
         };
@@ -152,19 +153,19 @@ impl Attentions {
     }
 
     /// Whether the plan has room for cuDNN's kernels for this kind of attention.
-    fn asks_cudnn(&self, saved: &AttentionSaved, starts: Option<View>) -> bool {
-        self.scratch != AttentionScratch::Portable && asks_library(saved, starts)
+    fn plans_cudnn(&self, shape: AttentionShape, saved: &AttentionSaved, starts: Option<View>) -> bool {
+        self.scratch != AttentionScratch::Portable && asks_library(shape, saved, starts)
     }
 
     fn take_scratch(
         &self,
         shape: AttentionShape,
         dtype: DType,
-        cudnn: bool,
+        planned: bool,
         backward: bool,
         memory: &Rc<dyn Memory>,
     ) -> Scratch {
-        let workspace = self.scratch.workspace(shape, dtype, cudnn, backward);
+        let workspace = self.scratch.workspace(shape, dtype, planned, backward);
         let elements = workspace.bytes() as usize / DType::F32.bytes();
         let buffer = (elements > 0).then(|| Buffer::new(memory, elements, DType::F32, Category::Workspace));
         let base = buffer.as_ref().map_or(0, Buffer::address);
@@ -218,11 +219,13 @@ struct Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kintsugi_tensor::ops::Scores;
 
     #[test]
     fn keys_follow_the_queries_and_values_the_keys() {
         let head = 64 * 2;
-        let grouped = AttentionShape { batch: 2, sequence: 256, heads: 4, kv_heads: 2, head_dim: 64 };
+        let (heads_of, kv_heads, head_dim, scores) = (4, 2, 64, Scores::PLAIN);
+        let grouped = AttentionShape { batch: 2, sequence: 256, heads: heads_of, kv_heads, head_dim, scores };
         assert_eq!(heads(grouped, 1024, DType::BF16), [1024, 1024 + 4 * head, 1024 + 6 * head]);
     }
 }

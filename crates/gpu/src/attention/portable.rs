@@ -1,10 +1,10 @@
-//! Launches our portable attention kernels, for packed documents and for shapes that cuDNN does not support. They use
-//! the tensor cores or AMD's matrix cores if possible, else f32 arithmetic (for f32 inputs and for plain attention).
+//! Launches our portable attention kernels, for packed documents, sliding windows and shapes that cuDNN does not support. They use
+//! the tensor cores or AMD's matrix cores if possible, else f32 arithmetic (for f32 inputs, plain attention and soft caps).
 
 use super::{mfma, tensor};
 use crate::driver::Grid;
 use crate::error::GpuError;
-use crate::kernels::{ATTENTION, Kernels, SLICED_ATTENTION, suffix};
+use crate::kernels::{ATTENTION, Kernels, SLICED_ATTENTION, soft_cap_definition, suffix};
 use crate::launcher::{pointer, pointer_or_null, size};
 use crate::stream::Argument;
 use kintsugi_tensor::View;
@@ -24,7 +24,7 @@ const HEAD_DIM: usize = 256;
 
 /// See [`Attention`].
 pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), GpuError> {
-    if let AttentionSaved::LogSumExp(log_sums) = op.saved {
+    if let (AttentionSaved::LogSumExp(log_sums), None) = (op.saved, op.shape.scores.soft_cap) {
         if tensor::does_forward(kernels, op) {
             return tensor::forward(kernels, op, log_sums);
         }
@@ -46,7 +46,8 @@ pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), GpuError> {
 
 /// See [`AttentionBackward`]. `dots` is scratch: one fp32 number per query.
 pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<(), GpuError> {
-    if let AttentionSaved::LogSumExp(log_sums) = op.saved
+    let soft_cap = op.shape.scores.soft_cap;
+    if let (AttentionSaved::LogSumExp(log_sums), None) = (op.saved, soft_cap)
         && tensor::does_backward(kernels, op)
     {
         return tensor::backward(kernels, op, log_sums, dots);
@@ -64,7 +65,7 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
         }
     };
     launch("attention_dots_", Grid::new(rows.div_ceil(ROWS_PER_BLOCK), THREADS), &arguments)?;
-    if let AttentionSaved::LogSumExp(log_sums) = op.saved
+    if let (AttentionSaved::LogSumExp(log_sums), None) = (op.saved, soft_cap)
         && mfma::does_backward(kernels, op)
     {
         return mfma::backward(kernels, op, log_sums, dots);
@@ -160,9 +161,10 @@ impl Tile {
         })
     }
 
-    /// The definitions with which the kernel file is compiled: none for the largest tile.
+    /// The definitions with which the kernel file is compiled: none for the largest tile without a soft cap.
     fn definitions(&self) -> Vec<String> {
-        if self.length == TILES[0] { Vec::new() } else { vec![format!("TILE={}", self.length)] }
+        let tile = (self.length != TILES[0]).then(|| format!("TILE={}", self.length));
+        tile.into_iter().chain(soft_cap_definition(self.shape.scores.soft_cap)).collect()
     }
 
     fn grid(&self, heads: usize, held: Held) -> Grid {
@@ -213,5 +215,5 @@ fn with_parts(
 
 /// The factor of the scores.
 pub fn scale(shape: AttentionShape) -> f32 {
-    (1.0 / (shape.head_dim as f64).sqrt()) as f32
+    shape.scale() as f32
 }

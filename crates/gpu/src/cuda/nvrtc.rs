@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use crate::attention::tensor_attention_definitions;
     use crate::cuda::hopper_attention::definitions as hopper_attention_definitions;
-    use crate::kernels::{COMMON, architecture, warp_definition};
+    use crate::kernels::{COMMON, architecture, soft_cap_definition, warp_definition};
     use kintsugi_tensor::DType;
 
     /// Every kernel file of the folder that is not for AMD's matrix cores, with its name.
@@ -188,6 +188,22 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn files_with_a_soft_cap_compile() {
+        if let Err(missing) = libraries::NVRTC.require() {
+            skip(Need::Nvrtc, missing);
+            return;
+        }
+        let capped = ["attention", "sliced_attention", "cached_attention", "loss"];
+        let files = kernel_files().into_iter().filter(|(name, _)| capped.contains(&&name[..]));
+        let files: Vec<_> = files.collect();
+        assert_eq!(files.len(), capped.len());
+        let definitions: Vec<String> = soft_cap_definition(Some(50.0)).into_iter().collect();
+        for (name, text) in files {
+            compiles(&name, &text, "sm_80", &definitions);
+        }
     }
 
     /// If the compiler cannot track asynchronous products, it waits after each one. That halves the speed and fails no

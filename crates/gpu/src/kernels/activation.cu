@@ -1,4 +1,4 @@
-// GELU in its tanh form and SwiGLU, forward and backward. `½(1 + tanh u) = σ(2u)`, so both are the input times a
+// GELU in its tanh form, SwiGLU and GeGLU, forward and backward. `½(1 + tanh u) = σ(2u)`, so both are the input times a
 // logistic function. GELU by the error function: `x·Φ(x)`, derivative `Φ(x) + x·φ(x)`.
 //
 // gelu, exact_gelu: flat, grid-stride. swiglu: x [rows, 2·width] (gate, then up), out [rows, width]; one block per row.
@@ -43,7 +43,27 @@ template <class T> __device__ void exact_gelu_backward(const T *from, T *d, size
     });
 }
 
-template <class T> __device__ void swiglu(const T *x, T *out, size width, bool wide) {
+// The functions of a gate, times the other half; and the gradients of both halves, in their places.
+struct Silu {
+    __device__ static float times(float gate, float up) { return gate * (logistic(gate) * up); }
+    __device__ static void gradients(float &gate, float &up, float d) {
+        const float s = logistic(gate), g = gate;
+        gate = d * up * s * (1.0f + g * (1.0f - s));
+        up = d * g * s;
+    }
+};
+
+struct Gelu {
+    __device__ static float share(float x) { return logistic(x * (x * x * (SLOPE * CUBIC) + SLOPE)); }
+    __device__ static float times(float gate, float up) { return gate * share(gate) * up; }
+    __device__ static void gradients(float &gate, float &up, float d) {
+        const float s = share(gate), g = gate;
+        gate = d * up * (s + g * s * (1.0f - s) * (g * g * (3.0f * SLOPE * CUBIC) + SLOPE));
+        up = d * g * s;
+    }
+};
+
+template <class Function, class T> __device__ void gated(const T *x, T *out, size width, bool wide) {
     const T *row = x + blockIdx.x * 2 * width;
     T *out_row = out + blockIdx.x * width;
     each_column(width, wide, [=](auto lanes, size i) {
@@ -51,12 +71,13 @@ template <class T> __device__ void swiglu(const T *x, T *out, size width, bool w
         float gate[N], up[N];
         load<N>(row + i, gate);
         load<N>(row + width + i, up);
-        for (int j = 0; j < N; ++j) gate[j] *= logistic(gate[j]) * up[j];
+        for (int j = 0; j < N; ++j) gate[j] = Function::times(gate[j], up[j]);
         store<N>(out_row + i, gate);
     });
 }
 
-template <class T> __device__ void swiglu_backward(const T *dout, const T *x, T *dx, size width, bool wide) {
+template <class Function, class T>
+__device__ void gated_backward(const T *dout, const T *x, T *dx, size width, bool wide) {
     const T *row = x + blockIdx.x * 2 * width, *dout_row = dout + blockIdx.x * width;
     T *dx_row = dx + blockIdx.x * 2 * width;
     each_column(width, wide, [=](auto lanes, size i) {
@@ -65,11 +86,7 @@ template <class T> __device__ void swiglu_backward(const T *dout, const T *x, T 
         load<N>(row + i, gate);
         load<N>(row + width + i, up);
         load<N>(dout_row + i, d);
-        for (int j = 0; j < N; ++j) {
-            const float s = logistic(gate[j]), g = gate[j];
-            gate[j] = d[j] * up[j] * s * (1.0f + g * (1.0f - s));
-            up[j] = d[j] * g * s;
-        }
+        for (int j = 0; j < N; ++j) Function::gradients(gate[j], up[j], d[j]);
         store<N>(dx_row + i, gate);
         store<N>(dx_row + width + i, up);
     });
@@ -86,9 +103,15 @@ template <class T> __device__ void swiglu_backward(const T *dout, const T *x, T 
         exact_gelu_backward(from, d, elements, wide);                                                                 \
     }                                                                                                                 \
     extern "C" __global__ void swiglu_##NAME(const T *x, T *out, size width, bool wide) {                             \
-        swiglu(x, out, width, wide);                                                                                  \
+        gated<Silu>(x, out, width, wide);                                                                             \
     }                                                                                                                 \
     extern "C" __global__ void swiglu_backward_##NAME(const T *dout, const T *x, T *dx, size width, bool wide) {      \
-        swiglu_backward(dout, x, dx, width, wide);                                                                    \
+        gated_backward<Silu>(dout, x, dx, width, wide);                                                               \
+    }                                                                                                                 \
+    extern "C" __global__ void geglu_##NAME(const T *x, T *out, size width, bool wide) {                              \
+        gated<Gelu>(x, out, width, wide);                                                                             \
+    }                                                                                                                 \
+    extern "C" __global__ void geglu_backward_##NAME(const T *dout, const T *x, T *dx, size width, bool wide) {       \
+        gated_backward<Gelu>(dout, x, dx, width, wide);                                                               \
     }
 FOR_TYPES(DEFINE)

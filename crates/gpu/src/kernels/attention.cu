@@ -1,5 +1,5 @@
 // Causal self-attention in tiles of TILE queries by TILE keys (arXiv 2205.14135), for every type, length and grouping.
-// TILE is 32, or 16 where that is too much shared memory.
+// TILE is 32, or 16 where that is too much shared memory. With SOFT_CAP scores are bounded by it.
 //
 // qkv, dqkv: [batch, sequence, heads + 2·kv_heads, dim]; out, dout: [batch, sequence, heads, dim], dim ≤ 256;
 // log_sums, dots: [batch, heads, sequence] f32. `probabilities` [batch, heads, sequence, sequence] is null for flash
@@ -84,7 +84,7 @@ __device__ void write_probabilities(T *rows, const T *key, int first, const floa
                 const int query = first + y + SIDE * i, at = first_key + x + SIDE * j;
                 if (query >= shape.sequence || at >= shape.sequence) continue;
                 rows[(size)query * shape.sequence + at] =
-                    narrow<T>(at <= query && !sight.hides(query, at) ? expf(score[i][j] - log_sum[i]) : 0.0f);
+                    narrow<T>(at <= query && !sight.hides(query, at) ? expf(bounded(score[i][j]) - log_sum[i]) : 0.0f);
             }
     }
 }
@@ -118,6 +118,7 @@ __device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *prob
             const int query = first + y + SIDE * i;
             for (int j = 0; j < OWN; ++j) {
                 const int at = first_key + x + SIDE * j;
+                score[i][j] = bounded(score[i][j]);
                 if (at > query || (query < shape.sequence && sight.hides(query, at))) score[i][j] = -INFINITE;
                 highest = fmaxf(highest, score[i][j]);
             }
@@ -184,7 +185,7 @@ __device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[
                                 Saved<T> saved, Sight<masked> sight, Shape shape) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     dot_tiles(dscore, dout, values, shape);
-    if (!saved.probabilities) dot_tiles(probability, queries, keys, shape);
+    if (CAPPED || !saved.probabilities) dot_tiles(probability, queries, keys, shape);
     for (int i = 0; i < OWN; ++i) {
         const int query = first + y + SIDE * i;
         for (int j = 0; j < OWN; ++j) {
@@ -193,10 +194,12 @@ __device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[
                 probability[i][j] = dscore[i][j] = 0.0f;
                 continue;
             }
+            const float score = bounded(probability[i][j]);
             probability[i][j] = saved.probabilities
                                     ? widen(saved.probabilities[(size)query * shape.sequence + key])
-                                    : expf(probability[i][j] - saved.log_sums[query]);
+                                    : expf(score - saved.log_sums[query]);
             dscore[i][j] = probability[i][j] * (dscore[i][j] - saved.dots[query]);
+            if (CAPPED) dscore[i][j] *= slope(score);
         }
     }
 }

@@ -1,7 +1,8 @@
 // Attention of new tokens over a key-value cache, for generation.
 //
 // qkv [batch, sequence, heads + 2·kv_heads, dim]: the new tokens; positions [batch, sequence]: their positions in their
-// samples; keys, values [batch, kv_heads, capacity, dim]; out [batch, sequence, heads, dim], dim ≤ 256.
+// samples; keys, values [batch, kv_heads, capacity, dim]; out [batch, sequence, heads, dim], dim ≤ 256. A query sees the last
+// `window` tokens. With SOFT_CAP scores are bounded by it.
 // cache_append: one block per new token. cached_attention: grid (sequence, heads, batch), THREADS threads. A warp takes
 // every WARPS-th key with a running maximum and sum (arXiv 2205.14135), and its lanes share the columns of a vector.
 // The warps' sums are combined at the end, always in the same order.
@@ -35,7 +36,7 @@ __device__ void cache_append(const T *qkv, const token *positions, T *keys, T *v
 
 template <class T>
 __device__ void cached_attention(const T *qkv, const token *positions, const T *keys, const T *values, T *out,
-                                 Shape shape, float scale) {
+                                 Shape shape, size window, float scale) {
     __shared__ float sums[WARPS][256], maxima[WARPS], totals[WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, head = blockIdx.y;
     const size sample = blockIdx.z, row = sample * shape.sequence + blockIdx.x;
@@ -49,7 +50,8 @@ __device__ void cached_attention(const T *qkv, const token *positions, const T *
         sum[c] = 0.0f;
     }
     const size seen = (size)positions[row] + 1;
-    for (size token = warp; token < seen; token += WARPS) {
+    const size unseen = seen > window ? seen - window : 0;
+    for (size token = unseen + warp; token < seen; token += WARPS) {
         const size at = shape.cached(sample, kv, token);
         float score = 0.0f;
 #pragma unroll
@@ -58,6 +60,9 @@ __device__ void cached_attention(const T *qkv, const token *positions, const T *
             if (column < shape.dim) score += query[c] * widen(keys[at + column]);
         }
         score = warp_reduce(score, Sum());
+#ifdef SOFT_CAP
+        score = SOFT_CAP * tanhf(score / SOFT_CAP);
+#endif
         const float highest = fmaxf(maximum, score);
         const float shrink = expf(maximum - highest), weight = expf(score - highest);
         maximum = highest;
@@ -73,7 +78,7 @@ __device__ void cached_attention(const T *qkv, const token *positions, const T *
     for (int c = 0; c < COLUMNS; ++c) sums[warp][lane + WARP * c] = sum[c];
     __syncthreads();
 
-    // Warp 0 has processed key 0, so the overall maximum is finite. A warp without keys has weight zero.
+    // Warp 0 has processed the first key, so the overall maximum is finite. A warp without keys has weight zero.
     float highest = -INFINITE, all = 0.0f;
     for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, maxima[w]);
     for (int w = 0; w < WARPS; ++w) all += totals[w] * expf(maxima[w] - highest);
@@ -92,7 +97,9 @@ __device__ void cached_attention(const T *qkv, const token *positions, const T *
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
         cached_attention_##NAME(const T *qkv, const token *positions, const T *keys, const T *values, T *out,         \
-                                int sequence, int heads, int kv_heads, int dim, int capacity, float scale) {          \
-        cached_attention(qkv, positions, keys, values, out, Shape{sequence, heads, kv_heads, dim, capacity}, scale);  \
+                                int sequence, int heads, int kv_heads, int dim, int capacity, int window,             \
+                                float scale) {                                                                        \
+        cached_attention(qkv, positions, keys, values, out, Shape{sequence, heads, kv_heads, dim, capacity}, window,  \
+                         scale);                                                                                      \
     }
 FOR_TYPES(DEFINE)

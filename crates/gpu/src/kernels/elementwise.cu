@@ -1,4 +1,4 @@
-// Fills, copies with conversion, copies of columns, additions, and the sum that ends a residual branch.
+// Fills, multiples, copies with conversion, copies of columns, additions, and the sum that ends a residual branch.
 //
 // Flat arrays of `elements`, grid-stride; per iteration a thread handles 16 bytes of the widest type. `wide`: all
 // pointers are 16-byte aligned, and `width`, if there is one, is a multiple of PACK. Every element is read and written
@@ -11,6 +11,16 @@ template <class T> __device__ void fill(T *to, size elements, float value, bool 
         float x[N];
         for (int j = 0; j < N; ++j) x[j] = value;
         store<N>(to + i, x);
+    });
+}
+
+template <class T> __device__ void scale(T *x, size elements, float factor, bool wide) {
+    each<piece<T>()>(elements, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        float y[N];
+        load<N>(x + i, y);
+        for (int j = 0; j < N; ++j) y[j] *= factor;
+        store<N>(x + i, y);
     });
 }
 
@@ -78,6 +88,9 @@ __device__ void residual(const T *x, Addends<T> addends, T *out, size elements, 
 #define DEFINE(NAME, T)                                                                                               \
     extern "C" __global__ void fill_##NAME(T *to, size elements, float value, bool wide) {                            \
         fill(to, elements, value, wide);                                                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void scale_##NAME(T *x, size elements, float factor, bool wide) {                           \
+        scale(x, elements, factor, wide);                                                                             \
     }                                                                                                                 \
     extern "C" __global__ void copy_columns_##NAME(const T *from, T *to, size elements, size from_width, size read,   \
                                                    size to_width, size written, size columns, bool wide) {            \

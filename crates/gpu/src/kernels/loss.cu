@@ -10,6 +10,7 @@
 // its row. Needs `wide` and columns · sizeof(T) of shared memory (50304 bf16: 101 kB).
 // loss_statistics, cross_entropy: for a vocabulary in several parts, or a row that does not fit. The row is read twice.
 // cross_entropy_loss: a single block; rows in a fixed order, summed in f64.
+// With SOFT_CAP, logits are bounded by it, and the gradient is that of the logits before.
 //
 // [65536, 50304] bf16: whole 13.2 GB, 3.1 ms at 4.3 TB/s, with 1.8 ms of exponentials (two per element, 16 per clock
 // and multiprocessor) beside it; in parts: statistics 6.6 GB, 1.5 ms, and gradient 13.2 GB, 3.1 ms.
@@ -19,6 +20,29 @@ __device__ inline float origin(float maximum) { return maximum == -INFINITE ? 0.
 
 // exp(x − origin), from `scaled` = origin · log₂e.
 __device__ inline float exponential(float x, float scaled) { return power_of_two(fmaf(x, LOG2_E, -scaled)); }
+
+// With SOFT_CAP: the bounded logit, and the derivative from it.
+__device__ inline float bounded(float x) {
+#ifdef SOFT_CAP
+    return SOFT_CAP * tanhf(x / SOFT_CAP);
+#else
+    return x;
+#endif
+}
+
+__device__ inline float slope(float x) {
+#ifdef SOFT_CAP
+    return 1.0f - x / SOFT_CAP * (x / SOFT_CAP);
+#else
+    return 1.0f;
+#endif
+}
+
+#ifdef SOFT_CAP
+constexpr bool CAPPED = true;
+#else
+constexpr bool CAPPED = false;
+#endif
 
 // Maximum and Σ exp(x − maximum) of the numbers so far.
 struct Online {
@@ -58,6 +82,8 @@ template <class T> struct Row {
         for (; i < end; i += blockDim.x) {
             float x[PACK];
             load<PACK>(from + i * PACK, x);
+            if constexpr (CAPPED)
+                for (int j = 0; j < PACK; ++j) x[j] = bounded(x[j]);
             online.add(x);
         }
         return i;
@@ -65,9 +91,14 @@ template <class T> struct Row {
 
     __device__ void add_rest(Online &online) const {
         for (int i = packs * PACK + threadIdx.x; i < valid; i += blockDim.x) {
-            const float x[1] = {widen(at[i])};
+            const float x[1] = {bounded(widen(at[i]))};
             online.add(x);
         }
+    }
+
+    __device__ static float gradient(float x, float scaled, float share) {
+        const float logit = bounded(x), unbounded = exponential(logit, scaled) * share;
+        return CAPPED ? unbounded * slope(logit) : unbounded;
     }
 
     // (softmax · more − one_hot) · whole, from the packs in `from`; more = 1 + 2·z·ln Σ exp(x) adds the z-loss. The gradient at the target is rounded once, from its own
@@ -81,15 +112,15 @@ template <class T> struct Row {
             float x[PACK];
             load<PACK>(from + i * PACK, x);
 #pragma unroll
-            for (int j = 0; j < PACK; ++j) x[j] = exponential(x[j], scaled) * share;
+            for (int j = 0; j < PACK; ++j) x[j] = gradient(x[j], scaled, share);
             store<PACK>(at + i * PACK, x);
         }
         for (int i = packs * PACK + threadIdx.x; i < columns; i += blockDim.x)
-            at[i] = narrow<T>(i < valid ? exponential(widen(at[i]), scaled) * share : 0.0f);
+            at[i] = narrow<T>(i < valid ? gradient(widen(at[i]), scaled, share) : 0.0f);
         if (target < 0 || target >= valid) return;
         const int single = target - packs * PACK, turn = single < 0 ? target / PACK : single;
         if (turn % blockDim.x == threadIdx.x)
-            at[target] = narrow<T>((exponential(target_logit, scaled) / sum * more - 1.0f) * whole);
+            at[target] = narrow<T>((exponential(target_logit, scaled) / sum * more - 1.0f) * whole * slope(target_logit));
     }
 };
 
@@ -115,7 +146,7 @@ __device__ void statistics(const T *__restrict__ logits, const token *__restrict
     row.add_packs(of, row.at, threadIdx.x, row.packs);
     row.add_rest(of);
     of.combine();
-    keep(statistics, of, target < 0 ? -INFINITE : widen(row.at[target]));
+    keep(statistics, of, target < 0 ? -INFINITE : bounded(widen(row.at[target])));
 }
 
 template <class T>
@@ -136,7 +167,7 @@ __device__ void cross_entropy_whole(T *logits, const token *__restrict__ targets
         end_group_of_copies();
     }
     const int target = column_of(targets[blockIdx.x], first, valid);
-    const float target_logit = target < 0 ? -INFINITE : widen(row.at[target]);
+    const float target_logit = target < 0 ? -INFINITE : bounded(widen(row.at[target]));
 
     Online of;
     row.add_rest(of);

@@ -114,6 +114,7 @@ __device__ void sliced_forward(const T *qkv, const T *keys, const token *starts,
             for (int i = 0; i < OWN; ++i) {
                 float highest = maximum[i];
                 for (int j = 0; j < OWN; ++j) {
+                    score[i][j] = bounded(score[i][j]);
                     if (!sees(own_rows, y + SIDE * i, rows, x + SIDE * j, starts)) score[i][j] = -INFINITE;
                     highest = fmaxf(highest, score[i][j]);
                 }
@@ -187,8 +188,10 @@ __device__ inline void sliced_scores(float (&probability)[OWN][OWN], float (&dsc
                 probability[i][j] = dscore[i][j] = 0.0f;
                 continue;
             }
-            probability[i][j] = expf(probability[i][j] - log_sums[query]);
+            const float score = bounded(probability[i][j]);
+            probability[i][j] = expf(score - log_sums[query]);
             dscore[i][j] = probability[i][j] * (dscore[i][j] - dots[query]);
+            if (CAPPED) dscore[i][j] *= slope(score);
         }
 }
 

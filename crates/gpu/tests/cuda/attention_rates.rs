@@ -82,7 +82,7 @@ fn rates_of_attention() {
     let (own, portable) = (backend().without_cudnn(), backend().without_cudnn().without_hopper_attention());
     println!("bf16, causal; TFLOP/s of half the scores, five products in the backward");
     for shape in SHAPES.map(shape) {
-        let product = shape.scores() as f64 * shape.head_dim as f64;
+        let product = shape.score_elements() as f64 * shape.head_dim as f64;
         println!("{shape:?}");
         let kinds = [
             ("cuDNN", &library, None),

@@ -1,10 +1,11 @@
 //! Fills, copies, copies of columns, additions, activations, and sums over rows.
 
 use kintsugi_conformance::elementwise::{
-    column_sum, copy_columns, exact_gelu, fill_copy_add, gelu, residual, sum_of_squares, swiglu, unaligned,
+    column_sum, copy_columns, exact_gelu, fill_copy_add, gated, gelu, residual, sum_of_squares, unaligned,
 };
 use kintsugi_conformance::{COMPUTE, gradient_types};
 use kintsugi_tensor::DType;
+use kintsugi_tensor::ops::GateFunction;
 
 use crate::test_backend::{agree, any_gpu};
 
@@ -64,11 +65,13 @@ fn exact_gelu_and_its_backward() {
 }
 
 #[test]
-fn swiglu_and_its_backward_also_in_place() {
+fn gated_units_and_their_backward_also_in_place() {
     let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
-        for shape in [[1, 1], [3, 9], [17, 64], [33, 2816]] {
-            agree(&gpu, dtype, &format!("SwiGLU {shape:?}"), |backend| swiglu(backend, shape));
+        let sizes = [[1, 1], [3, 9], [17, 64], [33, 2816]];
+        let units = [GateFunction::Silu, GateFunction::Gelu];
+        for (size, gate) in sizes.into_iter().flat_map(|size| units.map(|gate| (size, gate))) {
+            agree(&gpu, dtype, &format!("{} {size:?}", gate.unit()), |backend| gated(backend, size, gate));
         }
     }
 }

@@ -7,19 +7,21 @@ use kintsugi_tensor::{Backend, DType};
 
 use crate::test_backend::{agree, any_gpu};
 
-const CASES: [Case; 9] = [
-    Case { rows: 1, vocabulary: 3, columns: 3, parts: 1 },
-    Case { rows: 5, vocabulary: 99, columns: 101, parts: 1 },
-    Case { rows: 70, vocabulary: 5000, columns: 5056, parts: 1 },
-    Case { rows: 9, vocabulary: 1000, columns: 512, parts: 2 },
+const CASES: [Case; 11] = [
+    Case { rows: 1, vocabulary: 3, columns: 3, parts: 1, soft_cap: None },
+    Case { rows: 5, vocabulary: 99, columns: 101, parts: 1, soft_cap: None },
+    Case { rows: 70, vocabulary: 5000, columns: 5056, parts: 1, soft_cap: None },
+    Case { rows: 9, vocabulary: 1000, columns: 512, parts: 2, soft_cap: None },
     // Rows that fit into shared memory: every thread has packs, few have, none has.
-    Case { rows: 5, vocabulary: 50_257, columns: 50_304, parts: 1 },
-    Case { rows: 3, vocabulary: 50_304, columns: 50_304, parts: 1 },
-    Case { rows: 7, vocabulary: 5, columns: 64, parts: 1 },
+    Case { rows: 5, vocabulary: 50_257, columns: 50_304, parts: 1, soft_cap: None },
+    Case { rows: 3, vocabulary: 50_304, columns: 50_304, parts: 1, soft_cap: None },
+    Case { rows: 7, vocabulary: 5, columns: 64, parts: 1, soft_cap: None },
     // A row that does not fit in f32.
-    Case { rows: 2, vocabulary: 69_999, columns: 70_000, parts: 1 },
+    Case { rows: 2, vocabulary: 69_999, columns: 70_000, parts: 1, soft_cap: None },
     // The last part is only padding.
-    Case { rows: 3, vocabulary: 64, columns: 32, parts: 3 },
+    Case { rows: 3, vocabulary: 64, columns: 32, parts: 3, soft_cap: None },
+    Case { rows: 5, vocabulary: 99, columns: 104, parts: 1, soft_cap: Some(1.5) },
+    Case { rows: 3, vocabulary: 64, columns: 32, parts: 3, soft_cap: Some(1.5) },
 ];
 
 #[test]
@@ -57,6 +59,7 @@ fn a_logit_that_is_not_finite_shows_in_the_loss() {
             scale: None,
             factor: 1.0,
             z_loss: 0.0,
+            soft_cap: None,
             rows,
             columns,
         });

@@ -2,7 +2,7 @@
 
 use kintsugi_conformance::{COMPUTE, TestBackend, random};
 use kintsugi_gpu::CUDA;
-use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, Scores};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Category, DType, Device};
 
@@ -62,7 +62,14 @@ fn a_fetch_returns_the_values_at_the_time_of_the_call() {
 
 /// Attention forward and backward. Returns the address that the next buffer gets.
 fn run_attention(backend: &dyn Backend) -> u64 {
-    let shape = AttentionShape { batch: 2, sequence: 128, heads: 4, kv_heads: 2, head_dim: 64 };
+    let shape = AttentionShape {
+        batch: 2,
+        sequence: 128,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        scores: Scores::PLAIN,
+    };
     let [qkv, dqkv] = [(); 2]
         .map(|()| backend.allocate(shape.rows() * shape.qkv_width(), DType::BF16, Category::Activations));
     let out = backend.allocate(shape.rows() * 256, DType::BF16, Category::Activations);

@@ -3,7 +3,7 @@
 use kintsugi_conformance::norm::{norm, rotary};
 use kintsugi_conformance::{COMPUTE, gradient_types};
 use kintsugi_gpu::GpuBackend;
-use kintsugi_tensor::ops::AttentionShape;
+use kintsugi_tensor::ops::{AttentionShape, Scores};
 
 use crate::test_backend::{agree, any_gpu, gpu};
 
@@ -55,8 +55,16 @@ fn norms(gpu: &GpuBackend, shapes: &[(usize, usize)]) {
 #[test]
 fn rotary_turns_queries_and_keys_and_back() {
     let Some(gpu) = any_gpu() else { return };
-    let shape = AttentionShape { batch: 2, sequence: 70, heads: 4, kv_heads: 2, head_dim: 64 };
-    let long = AttentionShape { batch: 1, sequence: 5000, heads: 1, kv_heads: 1, head_dim: 16 };
+    let shape =
+        AttentionShape { batch: 2, sequence: 70, heads: 4, kv_heads: 2, head_dim: 64, scores: Scores::PLAIN };
+    let long = AttentionShape {
+        batch: 1,
+        sequence: 5000,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        scores: Scores::PLAIN,
+    };
     for dtype in COMPUTE {
         for (shape, dims) in [(shape, 64), (shape, 16), (shape, 6), (shape, 0), (long, 16)] {
             for inverse in [false, true] {

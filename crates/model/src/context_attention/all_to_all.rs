@@ -33,8 +33,8 @@ struct Share {
 }
 
 impl Share {
-    fn of(ctx: &Context) -> Self {
-        let (own, ranks) = (ctx.shape.attention, ctx.shape.slices.parts);
+    fn of(ctx: &Context, own: AttentionShape) -> Self {
+        let ranks = ctx.shape.slices.parts;
         let shape = AttentionShape {
             sequence: own.sequence * ranks,
             heads: own.heads / ranks,
@@ -65,8 +65,8 @@ impl Share {
     }
 }
 
-pub(super) fn forward(ctx: &Context, qkv: View, out: View) -> ExchangedHeads {
-    let share = Share::of(ctx);
+pub(super) fn forward(ctx: &Context, shape: AttentionShape, qkv: View, out: View) -> ExchangedHeads {
+    let share = Share::of(ctx, shape);
     let (rows, width) = (ctx.shape.rows, share.shape.qkv_width());
     let whole = to_heads(ctx, width, |rank, chunk| {
         for [from, to, columns] in share.columns(rank) {
@@ -101,8 +101,8 @@ pub(super) fn forward(ctx: &Context, qkv: View, out: View) -> ExchangedHeads {
     ExchangedHeads { qkv: whole, out: result, log_sums }
 }
 
-pub(super) fn backward(ctx: &Context, saved: ExchangedHeads, dout: View, dqkv: View) {
-    let share = Share::of(ctx);
+pub(super) fn backward(ctx: &Context, shape: AttentionShape, saved: ExchangedHeads, dout: View, dqkv: View) {
+    let share = Share::of(ctx, shape);
     let (rows, width) = (ctx.shape.rows, share.shape.qkv_width());
     let queries = share.shape.heads * share.shape.head_dim;
     let dresult = to_heads(ctx, queries, |rank, chunk| {

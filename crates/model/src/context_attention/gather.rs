@@ -21,7 +21,7 @@ pub(super) fn forward(ctx: &Context, slices: SliceActivations) {
         before: None,
         out: slices.out,
         log_sums: slices.log_sums,
-        shape: ctx.shape.attention,
+        shape: slices.shape,
         slices: ctx.shape.slices,
     });
 }
@@ -42,7 +42,7 @@ pub(super) fn backward(ctx: &Context, slices: SliceActivations, dout: View, dqkv
         add_queries: false,
         dkeys: dkeys.view(),
         add_keys: false,
-        shape: ctx.shape.attention,
+        shape: slices.shape,
         slices: ctx.shape.slices,
     });
     drop(keys);

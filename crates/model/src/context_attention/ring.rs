@@ -80,14 +80,14 @@ pub(super) fn forward(ctx: &Context, slices: SliceActivations) {
             before: (step > 0).then_some(partial),
             out: if step == last { slices.out } else { partial },
             log_sums: slices.log_sums,
-            shape: ctx.shape.attention,
+            shape: slices.shape,
             slices: ctx.shape.slices,
         });
     });
 }
 
 pub(super) fn backward(ctx: &Context, slices: SliceActivations, dout: View, dqkv: View) {
-    let shape = ctx.shape.attention;
+    let shape = slices.shape;
     let width = shape.heads * shape.head_dim;
     let narrow = ctx.shape.compute != ctx.accumulator();
     let sums = narrow.then(|| ctx.statistics(slices.out.len()));

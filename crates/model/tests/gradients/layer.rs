@@ -9,7 +9,7 @@ use kintsugi_tensor::Buffer;
 use crate::numbers::{
     assert_close, assert_derivative, assert_parameter_derivatives, assert_same, dot, random, random_weights,
 };
-use crate::test_rank::{MODELS, TestRank, plan, shape};
+use crate::test_rank::{MODELS, TestRank, plan, shape, window_starts};
 
 /// How a layer computes its gradients.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ struct Point {
     x: Vec<f64>,
     weights: Vec<f64>,
     dy: Vec<f64>,
-    /// The first token of each token's document, with a document mask.
+    /// The first token that each token attends to, with a document mask or a window.
     starts: Option<Vec<u32>>,
 }
 
@@ -46,7 +46,8 @@ impl Point {
         let (shape, layout) = (shape(&plan, 0), plan.layout(Unit::Layer(0)));
         let len = shape.rows * shape.hidden;
         let weights = random_weights(&layout, 1, 0);
-        Point { shape, layout, x: random(len, 1), weights, dy: random(len, 2), starts: None }
+        let starts = window_starts(&shape);
+        Point { shape, layout, x: random(len, 1), weights, dy: random(len, 2), starts }
     }
 
     fn y(&self, rank: &TestRank, x: &[f64], weights: &[f64]) -> Vec<f64> {
@@ -104,7 +105,9 @@ fn points() -> impl Iterator<Item = (String, Point)> {
         options.clone().map(move |(attention, recompute)| {
             let mut point = Point::new(model);
             (point.shape.attention_kind, point.shape.recompute) = (attention, recompute);
-            point.starts = masked.then(|| starts(&point.shape));
+            if masked {
+                point.starts = Some(starts(&point.shape));
+            }
             (format!("{model:?}, {attention:?}, {recompute:?}, masked {masked}"), point)
         })
     })

@@ -10,9 +10,10 @@ use kintsugi_model::{Context, embedding, head, layer};
 use kintsugi_plan::parameters::{ParameterKind, PlacedParameter, TensorSplit, UnitLayout};
 use kintsugi_plan::{BackwardPart, Group, Plan, Unit};
 use kintsugi_spec::Topology;
+use kintsugi_tensor::Buffer;
 
 use crate::numbers::{assert_close, random_tokens, random_weights};
-use crate::test_rank::{MODELS, TestRank, UnitBuffers, plan, shape};
+use crate::test_rank::{MODELS, TestRank, UnitBuffers, plan, shape, window_starts};
 
 const TP: usize = 2;
 const TOLERANCE: f64 = 1e-12;
@@ -38,9 +39,11 @@ fn pass(plan: &Plan, group: &dyn Communicator, part: BackwardPart) -> PassResult
     let (rank, shape) = (TestRank::new(), shape(plan, group.rank()));
     let layouts: Vec<UnitLayout> = plan.units().into_iter().map(|unit| plan.layout(unit)).collect();
     let unit = |layout| rank.unit(layout, &random_weights(layout, group.size(), group.rank()));
+    let starts = window_starts(&shape).map(|starts| rank.tokens(&starts));
+    let starts = starts.as_ref().map(Buffer::view);
     let model = Model {
         rank: &rank,
-        ctx: rank.context(group, &shape),
+        ctx: Context { starts, ..rank.context(group, &shape) },
         units: layouts.iter().map(|layout| (layout.unit, unit(layout))).collect(),
         output: if plan.model.tied {
             (Unit::Table, ParameterKind::Table)

@@ -6,7 +6,7 @@ use kintsugi_comm::{Communicator, Solo};
 use kintsugi_model::{Context, Gradients, Shape, Weights, WrittenParameters};
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{Axis, Coordinate, Plan};
+use kintsugi_plan::{Axis, Coordinate, Plan, Unit};
 use kintsugi_tensor::cpu::memory::Slab;
 use kintsugi_tensor::cpu::{CpuBackend, workspace_bytes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Memory, View};
@@ -19,8 +19,9 @@ const CONFIG: &str = "
 ";
 
 /// Families that cover the features: grouped heads, both residual forms of GPT-NeoX, both forms of GELU, Llama's norms with the
-/// other activation, biases of query, key and value only, norms of queries and keys, and a layer without rotation.
-pub const MODELS: [&[&str]; 8] = [
+/// other activation, biases of query, key and value only, norms of queries and keys, a layer without rotation, a sliding window, and the norms of OLMo 2, and Gemma 2's norms,
+/// gates, scaled embeddings and soft caps.
+pub const MODELS: [&[&str]; 11] = [
     &["model.family=gpt"],
     &["model.family=neox", "model.kv_heads=2"],
     &["model.family=neox", "model.parallel_residual=false", "model.activation=gelu-exact"],
@@ -29,6 +30,9 @@ pub const MODELS: [&[&str]; 8] = [
     &["model.family=qwen2", "model.kv_heads=2"],
     &["model.family=qwen3", "model.kv_heads=2"],
     &["model.family=smollm3", "model.no_rotary_every=1"],
+    &["model.family=mistral", "model.kv_heads=2", "model.sliding_window=70"],
+    &["model.family=gemma2", "model.kv_heads=2", "model.score_width=5", "model.score_soft_cap=1.5"],
+    &["model.family=olmo2", "model.kv_heads=2"],
 ];
 
 /// The plan of the small model with these settings.
@@ -41,6 +45,12 @@ pub fn plan(sets: &[&[&str]]) -> Plan {
 pub fn shape(plan: &Plan, part: usize) -> Shape {
     let at = Coordinate::of_stage(0).with(Axis::Tensor, part);
     Shape { compute: DType::F64, ..Shape::new(plan, at) }
+}
+
+/// The first token that each token of the layer attends to, if the layer has a window.
+pub fn window_starts(shape: &Shape) -> Option<Vec<u32>> {
+    let window = shape.attention_of(Unit::Layer(0)).scores.window?;
+    Some((0..shape.rows).map(|row| (row % shape.sequence + 1).saturating_sub(window) as u32).collect())
 }
 
 /// A rank's backend.

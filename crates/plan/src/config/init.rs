@@ -26,9 +26,7 @@ impl ConfigSource {
         self.is_demo = false;
         let said = merged.model;
         if merged.batch.sequence.is_none() {
-            let supported =
-                model.sliding_window.map_or(model.positions, |window| window.min(model.positions));
-            let longest = said.positions.map_or(supported, |given| given.min(supported));
+            let longest = said.positions.map_or(model.positions, |given| given.min(model.positions));
             let batch = table.entry("batch").or_insert_with(|| Value::Table(Table::new()));
             let Value::Table(batch) = batch else { unreachable!("the batch has been read as a table") };
             batch.insert("sequence".to_owned(), Value::Integer(longest as i64));

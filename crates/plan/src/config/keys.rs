@@ -60,11 +60,14 @@ table! {
         /// `demo`, `gpt2-124m`, `gpt2-1558m`, `gpt-1.3b`, `gpt-1.4b`, `gpt-22b`, `gpt-175b`, `gpt-1t`, `neox-20b`,
         /// `llama2-7b`, `llama3-8b`, `llama3-70b`, `llama3.1-8b`, `llama3.1-405b`, `llama3.2-1b`, `llama3.2-3b`,
         /// `nemotron4-15b`, `nemotron4-340b`, `mistral-7b`, `qwen2.5-0.5b`, `qwen2.5-7b`, `qwen2.5-72b`,
-        /// `qwen3-0.6b`, `qwen3-8b`, `qwen3-32b`, `smollm3-3b`, `phi-4`, `starcoder2-3b`
+        /// `qwen3-0.6b`, `qwen3-8b`, `qwen3-32b`, `smollm3-3b`, `phi-4`, `starcoder2-3b`,
+        /// `gemma-2b`, `gemma-7b`, `gemma2-2b`, `gemma2-9b`, `gemma2-27b`, `olmo2-1b`, `olmo2-7b`, `olmo2-13b`,
+        /// `olmo2-32b`
         preset: String, else "none";
         /// what plans, reports and pages call the model; not the name of another preset
         name: String, else "that of the preset, else `\"custom\"`";
-        /// `"gpt"`, `"neox"`, `"llama"`, `"mistral"`, `"qwen2"`, `"qwen3"`, `"smollm3"`, `"phi3"`, `"starcoder2"`: a
+        /// `"gpt"`, `"neox"`, `"llama"`, `"mistral"`, `"qwen2"`, `"qwen3"`, `"smollm3"`, `"phi3"`, `"starcoder2"`,
+        /// `"gemma"`, `"gemma2"`, `"olmo2"`: a
         /// [family](huggingface.md#families)
         family: Family, default Family::Gpt;
         /// at least 1
@@ -78,7 +81,7 @@ table! {
         /// at least 1; even with rotary positions
         head_dim: usize, else "`hidden / heads`";
         /// at least 1
-        ffn: usize, else "4 · `hidden`; with SwiGLU 8/3 · `hidden`, rounded up to a multiple of 256";
+        ffn: usize, else "4 · `hidden`; with a gate 8/3 · `hidden`, rounded up to a multiple of 256";
         /// at least 2, and at least that of the data: 128 for the demo corpus
         vocab: usize, else "required unless a preset or the data gives it", in 2..=1 << 24;
         /// the vocabulary is padded to a multiple of `vocab_multiple` · tp
@@ -86,10 +89,10 @@ table! {
         /// the longest sample that the model supports; learned positions (gpt) cannot be exceeded
         positions: usize, else "`batch.sequence`", in 1..=1 << 24;
         /// whether the head uses the token table
-        tied: bool, else "true for gpt, smollm3 and starcoder2, else false";
+        tied: bool, else "true for gpt, smollm3, starcoder2, gemma and gemma2, else false";
         /// whether attention and MLP both start from the layer's input; true only for neox
         parallel_residual: bool, else "true for neox, else false";
-        /// `"gelu"` (tanh form), `"gelu-exact"` (error function), `"swiglu"`: what the [family](huggingface.md#families)
+        /// `"gelu"` (tanh form), `"gelu-exact"` (error function), `"swiglu"`, `"geglu"`: what the [family](huggingface.md#families)
         /// has
         activation: Activation, else "that of the family";
         /// above 0, at most 1
@@ -101,9 +104,19 @@ table! {
         rotary_scaling: RotaryScaling;
         /// smollm3 only, at least 1: layers whose number, from 1, is a multiple of this do not rotate
         no_rotary_every: usize, else "4 for smollm3, else none", in 1..=1 << 14;
-        /// mistral, phi3 and starcoder2 only, at least 1: a token attends to the last `sliding_window` tokens. Samples
-        /// may not be longer
+        /// families with a [sliding window](huggingface.md#families) only, at least 1: a token attends to itself and to the
+        /// `sliding_window` - 1 tokens before it
         sliding_window: usize, else "none", in 1..=1 << 24;
+        /// the same families, at least 1: layers whose number, from 1, is a multiple of this have no window
+        full_attention_every: usize, else "2 for gemma2, else none", in 1..=1 << 14;
+        /// the same families: so many of the first layers have no window
+        full_attention_first: usize, else "0", in 0..=1 << 14;
+        /// families with [soft caps](huggingface.md#families) only, at least 1: scores are divided by its root
+        score_width: usize, else "`head_dim`", in 1..=1 << 16;
+        /// the same families: scores are bounded by `score_soft_cap` · tanh(score / `score_soft_cap`)
+        score_soft_cap: f64, else "that of the family", in 1e-3..=1e6;
+        /// the same families: the same for logits
+        logit_soft_cap: f64, else "that of the family", in 1e-3..=1e6;
         /// a [Hugging Face folder](huggingface.md) or a checkpoint: the model comes from it, and other keys of
         /// `[model]` must agree with it
         init: String, else "random weights";

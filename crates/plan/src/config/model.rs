@@ -34,10 +34,25 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         rotary_fraction: rotary_fraction(raw, features)?,
         rotary_scaling: raw.rotary_scaling.map(|scaling| rotary_scaling(scaling, features)).transpose()?,
         no_rotary_every: no_rotary_every(raw, features)?,
-        sliding_window: sliding_window(raw, features)?,
+        sliding_window: window_key("model.sliding_window", raw.sliding_window()?, features)?,
+        full_attention_every: window_key(
+            "model.full_attention_every",
+            raw.full_attention_every()?,
+            features,
+        )?
+        .or(features.full_attention_every),
+        full_attention_first: window_key(
+            "model.full_attention_first",
+            raw.full_attention_first()?,
+            features,
+        )?,
+        score_width: cap_key("model.score_width", raw.score_width()?, features)?,
+        score_soft_cap: cap_key("model.score_soft_cap", raw.score_soft_cap()?, features)?
+            .or(features.soft_caps.map(|caps| caps.scores)),
+        logit_soft_cap: cap_key("model.logit_soft_cap", raw.logit_soft_cap()?, features)?
+            .or(features.soft_caps.map(|caps| caps.logits)),
         init_std: raw.init_std()?,
     };
-    check_window(&model, sequence)?;
     check_shape(&model)?;
     Ok(model)
 }
@@ -165,26 +180,36 @@ fn no_rotary_every(raw: &RawModel, features: &Features) -> Result<Option<usize>,
     }
 }
 
-fn sliding_window(raw: &RawModel, features: &Features) -> Result<Option<usize>, ConfigError> {
-    match raw.sliding_window()? {
-        Some(given) if !features.sliding_window => {
-            let rule = format!("needs model.family = {}", families(|features| features.sliding_window));
-            Err(invalid("model.sliding_window", given, rule))
-        }
-        window => Ok(window),
-    }
+/// A key that only families with sliding windows have.
+fn window_key(
+    field: &'static str,
+    given: Option<usize>,
+    features: &Features,
+) -> Result<Option<usize>, ConfigError> {
+    only_with(field, given, features, |features| features.sliding_window)
 }
 
-/// Attention has no window, which is the same for samples that are not longer.
-fn check_window(model: &ModelSpec, sequence: usize) -> Result<(), ConfigError> {
-    match model.sliding_window {
-        Some(window) if sequence > window => {
-            let rule = format!(
-                "is more than model.sliding_window = {window}; samples longer than the window are not supported"
-            );
-            Err(invalid("batch.sequence", sequence, rule))
+/// A key that only families with soft caps have.
+fn cap_key<T: std::fmt::Display>(
+    field: &'static str,
+    given: Option<T>,
+    features: &Features,
+) -> Result<Option<T>, ConfigError> {
+    only_with(field, given, features, |features| features.soft_caps.is_some())
+}
+
+fn only_with<T: std::fmt::Display>(
+    field: &'static str,
+    given: Option<T>,
+    features: &Features,
+    has: impl Fn(&Features) -> bool,
+) -> Result<Option<T>, ConfigError> {
+    match given {
+        Some(value) if !has(features) => {
+            let rule = format!("needs model.family = {}", families(has));
+            Err(invalid(field, value, rule))
         }
-        _ => Ok(()),
+        given => Ok(given),
     }
 }
 

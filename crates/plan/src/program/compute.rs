@@ -27,7 +27,7 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
         compute(pass, &chunks[pass.chunk()], mode, plan.memory.recompute, &mut draft.slots);
         let slots = first..draft.slots.len();
         for slot in slots.clone() {
-            let Some((micro, load)) = load_for(draft.slots[slot], plan.masks_documents()) else { continue };
+            let Some((micro, load)) = load_for(draft.slots[slot], plan.loads_starts()) else { continue };
             if loaded.len() <= micro {
                 loaded.resize(micro + 1, false);
             }
@@ -67,13 +67,13 @@ fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots
     }
 }
 
-/// The micro-batch whose tokens, targets or beginnings of documents this forward reads, and what loads them. A backward
+/// The micro-batch whose tokens, targets or starts this forward reads, and what loads them. A backward
 /// finds them loaded; every block of a generation asks for its tokens' positions.
-fn load_for(op: Op, masks_documents: bool) -> Option<(usize, Op)> {
+fn load_for(op: Op, loads_starts: bool) -> Option<(usize, Op)> {
     let Op::Compute { kind, block, micro } = op else { return None };
     match kind {
         Computation::Forward | Computation::Evaluate => {
-            let reads = masks_documents || !matches!(block, Block::Layer(_));
+            let reads = loads_starts || !matches!(block, Block::Layer(_));
             reads.then_some((micro, Op::Load { micro }))
         }
         Computation::Decode => Some((micro, Op::Feed { micro })),

@@ -156,6 +156,15 @@ fn presets_have_their_published_numbers_of_parameters() {
         ("smollm3-3b", 3_075_098_624),
         ("phi-4", 14_659_507_200),
         ("starcoder2-3b", 3_030_371_328),
+        ("gemma-2b", 2_506_172_416),
+        ("gemma-7b", 8_537_680_896),
+        ("gemma2-2b", 2_614_341_888),
+        ("gemma2-9b", 9_241_705_984),
+        ("gemma2-27b", 27_227_128_320),
+        ("olmo2-1b", 1_484_916_736),
+        ("olmo2-7b", 7_298_617_344),
+        ("olmo2-13b", 13_716_198_400),
+        ("olmo2-32b", 32_234_279_936),
     ];
     for (name, count) in published {
         assert_eq!(preset(name, &[]).parameter_count(), count, "{name}");

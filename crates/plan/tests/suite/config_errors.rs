@@ -80,7 +80,7 @@ const SETS: &[&[&str]] = &[
     &["model.activation=swiglu"],
     &["model.no_rotary_every=2"],
     &["model.family=llama", "model.sliding_window=64"],
-    &["model.family=mistral", "model.sliding_window=63"],
+    &["model.family=mistral", "model.score_soft_cap=30.0"],
     &["model.init_std=-1"],
     &["model.norm_eps=0"],
     &["model.norm_eps=1e-40"],

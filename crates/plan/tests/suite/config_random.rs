@@ -17,7 +17,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("model.vocab_multiple", &NUMBERS),
     ("model.positions", &NUMBERS),
     ("model.parallel_residual", &["true", "false"]),
-    ("model.activation", &["gelu", "gelu-exact", "swiglu"]),
+    ("model.activation", &["gelu", "gelu-exact", "swiglu", "geglu"]),
     ("model.init", &["weights/gpt2"]),
     ("batch.sequence", &NUMBERS),
     ("batch.micro", &NUMBERS),

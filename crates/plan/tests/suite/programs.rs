@@ -114,7 +114,7 @@ fn layers_are_recomputed_right_before_their_backward(plan: &Plan, program: &Prog
 
 fn micro_batches_are_loaded_once(plan: &Plan, program: &Program) {
     assert_eq!(program.ops[0], Op::Step(StepOp::Begin));
-    let reads = |block: &Block| plan.masks_documents() || matches!(block, Block::Embedding | Block::Head);
+    let reads = |block: &Block| plan.loads_starts() || matches!(block, Block::Embedding | Block::Head);
     let stage_reads = plan.stage_blocks(program.stage).iter().any(reads);
     let mut loaded = Vec::new();
     for op in &program.ops {

@@ -172,8 +172,14 @@ impl DeviceModel {
             let points = || self.kernels.iter().filter(move |point| point.name == name);
             points().find(|point| point.fp32 == fp32).or_else(|| points().next())
         };
-        // A profile from before other optimizers has AdamW's rate, whose update is the same pass over memory.
-        of(name).or_else(|| matches!(name, "lion" | "sgd").then(|| of("adamw")).flatten())
+        // Profiles have one optimizer and one gated unit; the others are the same passes over memory.
+        let like = match name {
+            "lion" | "sgd" => Some("adamw"),
+            "geglu" => Some("swiglu"),
+            "geglu backward" => Some("swiglu backward"),
+            _ => None,
+        };
+        of(name).or_else(|| like.and_then(of))
     }
 
     /// Seconds that the host needs to launch a kernel, and those that the framework runs beside it.
@@ -226,7 +232,7 @@ impl DeviceModel {
         let [s, d] = [shape.sequence, shape.head_dim].map(|size| size as f64);
         let scores = Product { batch, m: s, n: s, k: d, width, factors };
         let sums = Product { batch, m: s, n: d, k: s, width, factors };
-        let elements = shape.scores() as f64;
+        let elements = shape.score_elements() as f64;
         let softmax = |passes: f64, backward: bool| {
             let beside = unfused_softmax(&self.framework, backward);
             let bytes = passes * width + self.framework.dropout + beside.bytes;
@@ -330,6 +336,7 @@ fn is_fp32(dtype: DType) -> bool {
 #[cfg(test)]
 mod tests {
     use kintsugi_spec::Fusion;
+    use kintsugi_tensor::ops::Scores;
 
     use super::*;
 
@@ -406,7 +413,14 @@ mod tests {
 
     #[test]
     fn a_power_cap_slows_products_and_attention_and_nothing_else() {
-        let shape = AttentionShape { batch: 100, sequence: 1024, heads: 16, kv_heads: 16, head_dim: 64 };
+        let shape = AttentionShape {
+            batch: 100,
+            sequence: 1024,
+            heads: 16,
+            kv_heads: 16,
+            head_dim: 64,
+            scores: Scores::PLAIN,
+        };
         let attention = KernelKind::Attention { shape, dtype: DType::BF16, flash: true, backward: false };
         let product = KernelKind::Product { m: 4096, n: 4096, k: 4096, dtype: DType::BF16 };
         let point = ProductPoint { m: 512, n: 512, k: 512, fp32: false, flops: 5e12, burst: None };
@@ -469,7 +483,14 @@ mod tests {
         let device =
             DeviceSpec { attention: vec![point(40e12)], portable_attention: vec![point(20e12)], ..device() };
         let per_score = |sequence: usize, backward: bool, framework: &FrameworkSpec| {
-            let shape = AttentionShape { batch: 100, sequence, heads: 16, kv_heads: 16, head_dim: 64 };
+            let shape = AttentionShape {
+                batch: 100,
+                sequence,
+                heads: 16,
+                kv_heads: 16,
+                head_dim: 64,
+                scores: Scores::PLAIN,
+            };
             let kind = KernelKind::Attention { shape, dtype: DType::BF16, flash: true, backward };
             let kernel = Kernel { name: "attention", flops: 1 << 40, bytes: 0, kind };
             DeviceModel::new(&device, framework).unwrap().seconds(&kernel)

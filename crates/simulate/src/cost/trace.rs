@@ -56,8 +56,8 @@ impl PlanTraces {
     pub fn new(plan: &Plan) -> Self {
         let small = cut_down(plan, 3);
         PlanTraces {
-            stages: [0, 1, 2].map(|stage| trace(&small, stage)),
-            single: (plan.mesh.pp() == 1).then(|| trace(&cut_down(plan, 1), 0)),
+            stages: [0, 1, 2].map(|stage| mean_trace(plan, &small, stage)),
+            single: (plan.mesh.pp() == 1).then(|| mean_trace(plan, &cut_down(plan, 1), 0)),
         }
     }
 }
@@ -79,6 +79,24 @@ pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     let micro_batches = plan.micro_batches().min(2);
     small.batch = Batch { global: micro_batches * plan.batch.micro * plan.mesh.dp(), ..plan.batch };
     small
+}
+
+/// The trace of a small plan's stage. A kernel has the mean of its work in the layers of `plan` with and without a window.
+fn mean_trace(plan: &Plan, small: &Plan, stage: usize) -> Trace {
+    let share = plan.window_share();
+    let with_window = |window: Option<usize>| trace(&small.clone().with_uniform_window(window), stage);
+    if share == 0.0 || share == 1.0 {
+        return with_window(plan.any_window());
+    }
+    let (mut mean, windows) = (with_window(None), with_window(plan.any_window()));
+    for (kind, traced) in &mut mean {
+        for (kernel, other) in traced.kernels.iter_mut().zip(&windows[kind].kernels) {
+            let of =
+                |work: u64, other: u64| ((1.0 - share) * work as f64 + share * other as f64).round() as u64;
+            (kernel.flops, kernel.bytes) = (of(kernel.flops, other.flops), of(kernel.bytes, other.bytes));
+        }
+    }
+    mean
 }
 
 /// Runs a stage of a small plan on paper and records the last run of each kind of op.

@@ -78,8 +78,8 @@ fn beside_a_pass(kernel: &Kernel, kernels: &KernelsSpec, dropout: f64) -> Unfuse
             more(68.0, 8.0, 11.0).when(eager(kernels.norm)).and(sum)
         }
         "residual" => more(dropout, 6.0, 1.0).when(dropout > 0.0),
-        "swiglu" => more(4.0, 6.0, 1.0).when(eager(kernels.activation)),
-        "swiglu backward" => more(8.0, 10.0, 2.0).when(eager(kernels.activation)),
+        "swiglu" | "geglu" => more(4.0, 6.0, 1.0).when(eager(kernels.activation)),
+        "swiglu backward" | "geglu backward" => more(8.0, 10.0, 2.0).when(eager(kernels.activation)),
         "rotary" => more(16.0, 4.0, 9.0).when(eager(kernels.rotary)),
         "cross entropy" => match kernels.loss {
             Fusion::Fused => Unfused::default(),

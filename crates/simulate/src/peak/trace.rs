@@ -64,8 +64,8 @@ pub(super) enum MemoryKind {
     Op(OpKind),
     /// The load of a stage that is the first, the last, both or neither: each end loads its own tokens.
     Load { first: bool, last: bool },
-    /// An op of the last layer of a stage that needs document starts.
-    LastUseOfDocuments(OpKind),
+    /// An op of the last layer of a stage that needs starts.
+    LastUseOfStarts(OpKind),
     /// The allocation of a whole gradient, for a unit with sharded gradients.
     Gradient(Unit),
 }
@@ -75,7 +75,7 @@ pub(super) struct Kinds {
     first: bool,
     last: bool,
     sharding: Sharding,
-    /// The last layers whose backward and whose evaluation need document starts, if documents are masked.
+    /// The last layers whose backward and whose evaluation need starts, if any layer is masked.
     last_uses: Option<[Block; 2]>,
 }
 
@@ -85,7 +85,7 @@ impl Kinds {
             first: stage == 0,
             last: stage + 1 == plan.mesh.pp(),
             sharding: plan.sharding,
-            last_uses: plan.masks_documents().then(|| plan.outer_layers(stage)),
+            last_uses: plan.loads_starts().then(|| plan.outer_layers(stage)),
         }
     }
 
@@ -96,10 +96,10 @@ impl Kinds {
         let changes_memory = match op {
             Op::Load { .. } => return Some(MemoryKind::Load { first: self.first, last: self.last }),
             Op::Compute { kind: Computation::Backward(_), block, .. } if is_last_use(block, 0) => {
-                return Some(MemoryKind::LastUseOfDocuments(op.kind()));
+                return Some(MemoryKind::LastUseOfStarts(op.kind()));
             }
             Op::Compute { kind: Computation::Evaluate, block, .. } if is_last_use(block, 1) => {
-                return Some(MemoryKind::LastUseOfDocuments(op.kind()));
+                return Some(MemoryKind::LastUseOfStarts(op.kind()));
             }
             Op::Compute { .. } | Op::Release { .. } | Op::Discard { .. } => true,
             Op::Step(_) => false,
@@ -131,7 +131,7 @@ impl MemoryKind {
 /// their shards.
 fn follows_activations(kind: MemoryKind) -> bool {
     match kind {
-        MemoryKind::Load { .. } | MemoryKind::LastUseOfDocuments(_) => true,
+        MemoryKind::Load { .. } | MemoryKind::LastUseOfStarts(_) => true,
         MemoryKind::Gradient(_) => false,
         MemoryKind::Op(kind) => {
             let op = kind.op();
@@ -214,7 +214,8 @@ fn small(plan: &Plan, sharding: Sharding) -> Plan {
             ScheduleKind::OneForwardOneBackward
         }
     };
-    let mut small = plan.clone();
+    // Layers with and without a window take as much memory.
+    let mut small = plan.clone().with_uniform_window(plan.any_window());
     small.model.layers = 2 * pp;
     small.mesh = plan.mesh.with(Axis::Pipeline, pp);
     small.batch = Batch { global: plan.batch.micro * plan.mesh.dp(), ..plan.batch };

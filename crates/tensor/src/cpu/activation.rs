@@ -1,4 +1,4 @@
-//! GELU in its tanh form, and SwiGLU.
+//! GELU in its tanh form, and gated linear units: SwiGLU and GeGLU.
 //!
 //! `½(1 + tanh u) = σ(2u)`, so both are the input times a logistic function, and loops over `exp` vectorise.
 
@@ -6,7 +6,7 @@ use super::access::Access;
 use super::element::{Element, Real};
 use super::parallel::{Rows, Threads};
 use crate::View;
-use crate::ops::{Swiglu, SwigluBackward};
+use crate::ops::{GateFunction, Gated, GatedBackward};
 
 /// `2·√(2/π)`.
 const SLOPE: f64 = 1.595_769_121_605_730_8;
@@ -45,23 +45,58 @@ pub fn gelu_forward<T: Element>(threads: Threads, from: View, to: View) {
     });
 }
 
-/// See [`Swiglu`].
-pub fn swiglu<T: Element>(threads: Threads, op: &Swiglu) {
+/// `x · σ(x)`.
+#[inline]
+fn silu<A: Real>(x: A) -> A {
+    x * logistic(x)
+}
+
+/// See [`Gated`].
+pub fn gated<T: Element>(threads: Threads, op: &Gated) {
+    match op.gate {
+        GateFunction::Silu => gated_by::<T>(threads, op, silu),
+        GateFunction::Gelu => gated_by::<T>(threads, op, gelu),
+    }
+}
+
+fn gated_by<T: Element>(
+    threads: Threads,
+    op: &Gated,
+    function: impl Fn(T::Accumulator) -> T::Accumulator + Sync,
+) {
     let access = Access::new();
     let (x, out, width) = (access.read::<T>(op.x), access.write::<T>(op.out), op.width);
     threads.each(op.rows, 4 * width, (Rows(x, 2 * width), Rows(out, width)), |_, (x, out)| {
         for (x, out) in x.0.chunks_exact(2 * width).zip(out.0.chunks_exact_mut(width)) {
             let (gate, up) = x.split_at(width);
             for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-                let gate = gate.widen();
-                *out = T::narrow(gate * logistic(gate) * up.widen());
+                *out = T::narrow(function(gate.widen()) * up.widen());
             }
         }
     });
 }
 
-/// See [`SwigluBackward`].
-pub fn swiglu_backward<T: Element>(threads: Threads, op: &SwigluBackward) {
+/// See [`GatedBackward`].
+pub fn gated_backward<T: Element>(threads: Threads, op: &GatedBackward) {
+    match op.gate {
+        GateFunction::Silu => gated_backward_by::<T>(threads, op, |gate, up, d| {
+            let s = logistic(gate);
+            [d * up * s * (T::Accumulator::ONE + gate * (T::Accumulator::ONE - s)), d * gate * s]
+        }),
+        GateFunction::Gelu => {
+            gated_backward_by::<T>(threads, op, |gate, up, d| {
+                [d * up * gelu_derivative(gate), d * gelu(gate)]
+            });
+        }
+    }
+}
+
+/// `gradients` computes those of gate and up from gate, up and the gradient of the output.
+fn gated_backward_by<T: Element>(
+    threads: Threads,
+    op: &GatedBackward,
+    gradients: impl Fn(T::Accumulator, T::Accumulator, T::Accumulator) -> [T::Accumulator; 2] + Sync,
+) {
     let access = Access::new();
     let dout = access.read::<T>(op.dout);
     let (x, dx) = access.in_place::<T>(op.x, op.dx);
@@ -73,20 +108,14 @@ pub fn swiglu_backward<T: Element>(threads: Threads, op: &SwigluBackward) {
             if let Some(x) = &x {
                 dx.copy_from_slice(&x.0[2 * row * width..][..2 * width]);
             }
-            swiglu_backward_row(&dout.0[row * width..][..width], dx);
+            // `dx` holds `x`.
+            let (gate, up) = dx.split_at_mut(width);
+            for ((gate, up), &dout) in gate.iter_mut().zip(up).zip(&dout.0[row * width..][..width]) {
+                let [dgate, dup] = gradients(gate.widen(), up.widen(), dout.widen());
+                (*gate, *up) = (T::narrow(dgate), T::narrow(dup));
+            }
         }
     });
-}
-
-/// One row. On entry `dx` holds `x`.
-fn swiglu_backward_row<T: Element>(dout: &[T], dx: &mut [T]) {
-    let (gate, up) = dx.split_at_mut(dout.len());
-    for ((gate, up), &dout) in gate.iter_mut().zip(up).zip(dout) {
-        let (g, u, d) = (gate.widen(), up.widen(), dout.widen());
-        let s = logistic(g);
-        *gate = T::narrow(d * u * s * (T::Accumulator::ONE + g * (T::Accumulator::ONE - s)));
-        *up = T::narrow(d * g * s);
-    }
 }
 
 #[cfg(test)]
@@ -114,19 +143,29 @@ mod tests {
     }
 
     #[test]
-    fn swiglu_is_the_definition_and_backward_its_derivative_also_in_place() {
+    fn gated_units_are_the_definition_and_backward_their_derivative_also_in_place() {
+        for gate in [GateFunction::Silu, GateFunction::Gelu] {
+            check_gated(gate);
+        }
+    }
+
+    fn check_gated(unit: GateFunction) {
         let (backend, rows, width) = (TestBackend::new(1), 2, 9);
         let (x, dout) = (random(2 * rows * width, 1), random(rows * width, 2));
         let forward = |x: &[f64]| {
             let out = backend.blank(rows * width, DType::F64);
             let x = backend.buffer(x, DType::F64);
-            backend.cpu.swiglu(Swiglu { x: x.view(), out: out.view(), rows, width });
+            backend.cpu.gated(Gated { x: x.view(), out: out.view(), gate: unit, rows, width });
             backend.values(out.view())
         };
         let expected: Vec<f64> = (0..rows * width)
             .map(|i| {
                 let gate = x[i / width * 2 * width + i % width];
-                gate / (1.0 + (-gate).exp()) * x[i / width * 2 * width + width + i % width]
+                let value = match unit {
+                    GateFunction::Silu => gate / (1.0 + (-gate).exp()),
+                    GateFunction::Gelu => gelu(gate),
+                };
+                value * x[i / width * 2 * width + width + i % width]
             })
             .collect();
         assert_close(&forward(&x), &expected, 1e-14);
@@ -134,10 +173,11 @@ mod tests {
         let (input, dx) = (backend.buffer(&x, DType::F64), backend.blank(x.len(), DType::F64));
         for dx in [dx.view(), input.view()] {
             let dout = backend.buffer(&dout, DType::F64);
-            backend.cpu.swiglu_backward(SwigluBackward {
+            backend.cpu.gated_backward(GatedBackward {
                 dout: dout.view(),
                 x: input.view(),
                 dx,
+                gate: unit,
                 rows,
                 width,
             });

@@ -36,6 +36,8 @@ pub trait Real:
     fn exp(self) -> Self;
     /// The error function.
     fn erf(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
     /// Natural logarithm.
@@ -97,6 +99,10 @@ macro_rules! real {
             #[inline(always)]
             fn erf(self) -> Self {
                 $erf(self)
+            }
+            #[inline(always)]
+            fn tanh(self) -> Self {
+                <$t>::tanh(self)
             }
             #[inline(always)]
             fn sqrt(self) -> Self {

@@ -73,6 +73,17 @@ pub fn add<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     });
 }
 
+/// `x *= factor`.
+pub fn scale<T: Element>(threads: Threads, factor: f64, x: View) {
+    let access = Access::new();
+    let (x, factor) = (access.write::<T>(x), T::Accumulator::from_f64(factor));
+    threads.each(x.len(), 1, x, |_, x| {
+        for x in x {
+            *x = T::narrow(x.widen() * factor);
+        }
+    });
+}
+
 /// Converts to the accumulator of another type. If the accumulators are the same, this costs nothing.
 #[inline]
 fn convert<S: Element, T: Element>(x: S) -> T::Accumulator {

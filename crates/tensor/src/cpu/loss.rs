@@ -4,6 +4,7 @@ use super::access::Access;
 use super::element::{Element, Real};
 use super::lanes;
 use super::parallel::{Rows, Threads};
+use super::soft_cap::SoftCap;
 use crate::ops::{CrossEntropy, LossStatistics};
 
 /// See [`LossStatistics`].
@@ -12,15 +13,20 @@ pub fn statistics<T: Element>(threads: Threads, op: &LossStatistics) {
     let (logits, targets) = (access.read::<T>(op.logits), access.tokens(op.targets));
     let statistics = access.write::<T::Accumulator>(op.statistics);
     let LossStatistics { first, valid, rows, columns, .. } = *op;
+    let soft_cap = SoftCap::of(op.soft_cap);
     let parts = (Rows(logits, columns), targets, Rows(statistics, 3));
     threads.each(rows, columns, parts, |_, (logits, targets, statistics)| {
         let rows = logits.0.chunks_exact(columns).zip(targets);
         for ((logits, &target), statistics) in rows.zip(statistics.0.as_chunks_mut::<3>().0) {
             let logits = &logits[..valid];
-            let maximum = lanes::max(logits);
-            let sum = lanes::sum(logits, |x| (x.widen() - maximum).exp());
-            let target = column(target, first, valid)
-                .map_or(T::Accumulator::NEG_INFINITY, |column| logits[column].widen());
+            let bound = |x: T::Accumulator| soft_cap.map_or(x, |soft_cap| soft_cap.bound(x));
+            let (maximum, lowest) = (lanes::max(logits), T::Accumulator::NEG_INFINITY);
+            let maximum = if maximum == lowest { lowest } else { bound(maximum) };
+            let sum = match soft_cap {
+                None => lanes::sum(logits, |x| (x.widen() - maximum).exp()),
+                Some(soft_cap) => lanes::sum(logits, |x| (soft_cap.bound(x.widen()) - maximum).exp()),
+            };
+            let target = column(target, first, valid).map_or(lowest, |column| bound(logits[column].widen()));
             *statistics = [maximum, sum, target];
         }
     });
@@ -45,6 +51,7 @@ pub fn cross_entropy<T: Element>(threads: Threads, op: &CrossEntropy) {
     loss[0] += T::Accumulator::from_f64(sum);
     let Some(scale) = op.scale else { return };
     let factor = T::Accumulator::from_f64(op.factor) * access.read::<T::Accumulator>(scale)[0];
+    let soft_cap = SoftCap::of(op.soft_cap);
     let twice_z = T::Accumulator::from_f64(2.0 * z_loss);
     let (logits, targets) = (access.write::<T>(op.logits), access.tokens(op.targets));
     threads.each(rows, columns, (Rows(logits, columns), targets), |range, (logits, targets)| {
@@ -53,28 +60,42 @@ pub fn cross_entropy<T: Element>(threads: Threads, op: &CrossEntropy) {
             let (logits, padding) = logits.split_at_mut(valid);
             let column = column(target, first, valid);
             let more = T::Accumulator::ONE + twice_z * (sum.ln() + maximum);
-            gradient_row(logits, column, (maximum, sum), more, factor);
+            gradient_row(logits, column, (maximum, sum), more, factor, soft_cap);
             padding.fill(T::default());
         }
     });
 }
 
-/// `(softmax · more − one_hot) · factor`, in place.
+/// `(softmax · more − one_hot) · factor`, in place; times the slope of the soft cap, if there is one.
 fn gradient_row<T: Element>(
     logits: &mut [T],
     target: Option<usize>,
     (maximum, sum): (T::Accumulator, T::Accumulator),
     more: T::Accumulator,
     factor: T::Accumulator,
+    soft_cap: Option<SoftCap<T::Accumulator>>,
 ) {
+    let bounded = |x: T::Accumulator| {
+        let Some(soft_cap) = soft_cap else { return (x, T::Accumulator::ONE) };
+        let bounded = soft_cap.bound(x);
+        (bounded, soft_cap.slope(bounded))
+    };
     // The gradient at the target is rounded once, from its own logit, not by a subtraction after rounding.
     let at_target = target.map(|column| {
-        let probability = (logits[column].widen() - maximum).exp() / sum;
-        (column, T::narrow((probability * more - T::Accumulator::ONE) * factor))
+        let (logit, slope) = bounded(logits[column].widen());
+        let probability = (logit - maximum).exp() / sum;
+        (column, T::narrow((probability * more - T::Accumulator::ONE) * factor * slope))
     });
     let scale = factor * more / sum;
-    for x in &mut *logits {
-        *x = T::narrow((x.widen() - maximum).exp() * scale);
+    if soft_cap.is_some() {
+        for x in &mut *logits {
+            let (logit, slope) = bounded(x.widen());
+            *x = T::narrow((logit - maximum).exp() * scale * slope);
+        }
+    } else {
+        for x in &mut *logits {
+            *x = T::narrow((x.widen() - maximum).exp() * scale);
+        }
     }
     if let Some((column, gradient)) = at_target {
         logits[column] = gradient;
@@ -113,14 +134,14 @@ mod tests {
 
     /// Loss and gradient with the vocabulary in `parts`, joined to the whole vocabulary. Padding holds large numbers.
     fn run(backend: &TestBackend, logits: &[f64], parts: usize, columns: usize) -> (f64, Vec<f64>) {
-        run_with(backend, logits, 0.0, parts, columns)
+        run_with(backend, logits, (0.0, None), parts, columns)
     }
 
-    /// The same, with a coefficient of the z-loss.
+    /// The same, with a coefficient of the z-loss and a soft cap.
     fn run_with(
         backend: &TestBackend,
         logits: &[f64],
-        z_loss: f64,
+        (z_loss, soft_cap): (f64, Option<f64>),
         parts: usize,
         columns: usize,
     ) -> (f64, Vec<f64>) {
@@ -147,6 +168,7 @@ mod tests {
                 first: part * columns,
                 valid: valid(part),
                 statistics: statistics.slice(part * ROWS * 3..(part + 1) * ROWS * 3),
+                soft_cap,
                 rows: ROWS,
                 columns,
             });
@@ -166,6 +188,7 @@ mod tests {
                 scale: Some(scale.view()),
                 factor: 0.5,
                 z_loss,
+                soft_cap,
                 rows: ROWS,
                 columns,
             });
@@ -202,6 +225,19 @@ mod tests {
     }
 
     #[test]
+    fn a_soft_cap_bounds_logits_and_their_gradient() {
+        let backend = TestBackend::new(1);
+        let logits: Vec<f64> = random(ROWS * VOCABULARY, 1).iter().map(|x| 5.0 * x).collect();
+        let capped: Vec<f64> = logits.iter().map(|x| 3.0 * (x / 3.0).tanh()).collect();
+        for (parts, columns) in [(1, 10), (1, 13), (3, 4), (3, 5)] {
+            let capping = |logits: &[f64]| run_with(&backend, logits, (0.0, Some(3.0)), parts, columns);
+            let (loss, gradient) = capping(&logits);
+            assert!((loss - run(&backend, &capped, parts, columns).0).abs() < 1e-12);
+            assert_gradient(&logits, &gradient, |logits| capping(logits).0);
+        }
+    }
+
+    #[test]
     fn the_gradient_of_the_z_loss_is_added_and_the_loss_stays() {
         let backend = TestBackend::new(1);
         let logits: Vec<f64> = random(ROWS * VOCABULARY, 1).iter().map(|x| 5.0 * x).collect();
@@ -210,7 +246,7 @@ mod tests {
             logits.chunks(VOCABULARY).map(|row| 0.25 * log_sum(row).powi(2)).sum()
         };
         for (parts, columns) in [(1, 10), (3, 4)] {
-            let (loss, gradient) = run_with(&backend, &logits, 0.25, parts, columns);
+            let (loss, gradient) = run_with(&backend, &logits, (0.25, None), parts, columns);
             let without = |logits: &[f64]| run(&backend, logits, parts, columns).0;
             assert!((loss - without(&logits)).abs() < 1e-12);
             assert_gradient(&logits, &gradient, |logits| without(logits) + z_term(logits));

@@ -22,6 +22,8 @@ mod norm;
 mod parallel;
 mod quantize;
 mod rotary;
+mod soft_cap;
+mod split_norm;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -40,10 +42,10 @@ use parallel::Threads;
 
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Float8Source, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
-    Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
-    SwigluBackward, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Float8Source, Gated, GatedBackward, Linear,
+    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, SlicedAttention,
+    SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
 };
 use crate::{AddressSpace, Backend, Buffer, Category, DType, Float8, Memory, View};
 
@@ -243,6 +245,10 @@ impl Backend for CpuBackend {
         }));
     }
 
+    fn scale(&self, factor: f64, x: View) {
+        with_float!(x.dtype(), T => elementwise::scale::<T>(self.threads, factor, x));
+    }
+
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
         with_float!(from.dtype(), T => activation::gelu_forward::<T>(self.threads, from, to));
@@ -330,6 +336,23 @@ impl Backend for CpuBackend {
         }));
     }
 
+    fn row_dots(&self, op: RowDots) {
+        op.check();
+        with_float!(op.x.dtype(), T => split_norm::row_dots::<T>(self.threads, &op));
+    }
+
+    fn split_norm(&self, op: SplitNorm) {
+        op.check();
+        with_float!(op.x.dtype(), T => split_norm::forward::<T>(self.threads, &op));
+    }
+
+    fn split_norm_backward(&self, op: SplitNormBackward) {
+        op.check();
+        with_float!(op.x.dtype(), T => with_gradient!(T, op.dweight.view.dtype(), G => {
+            split_norm::backward::<T, G>(self.threads, &op);
+        }));
+    }
+
     fn attention(&self, op: Attention) {
         op.check();
         self.with_scratch(|scratch| {
@@ -378,14 +401,14 @@ impl Backend for CpuBackend {
         with_float!(op.qkv.dtype(), T => rotary::rotary::<T>(self.threads, &op));
     }
 
-    fn swiglu(&self, op: Swiglu) {
+    fn gated(&self, op: Gated) {
         op.check();
-        with_float!(op.x.dtype(), T => activation::swiglu::<T>(self.threads, &op));
+        with_float!(op.x.dtype(), T => activation::gated::<T>(self.threads, &op));
     }
 
-    fn swiglu_backward(&self, op: SwigluBackward) {
+    fn gated_backward(&self, op: GatedBackward) {
         op.check();
-        with_float!(op.x.dtype(), T => activation::swiglu_backward::<T>(self.threads, &op));
+        with_float!(op.x.dtype(), T => activation::gated_backward::<T>(self.threads, &op));
     }
 
     fn embedding(&self, op: Embedding) {

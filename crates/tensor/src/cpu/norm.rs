@@ -5,6 +5,7 @@ use super::element::{Element, Real};
 use super::elementwise::{store, sum_rows};
 use super::lanes;
 use super::parallel::{Rows, Threads};
+use crate::View;
 use crate::ops::{Gradient, Norm, NormBackward};
 
 const COLUMNS: usize = 64;
@@ -39,7 +40,8 @@ fn statistics_of<T: Element>(x: &[T], centred: bool, epsilon: T::Accumulator) ->
     [mean, T::Accumulator::ONE / (variance + epsilon).sqrt()]
 }
 
-fn normalise<T: Element>(
+/// `(x − mean) · rstd · weight + bias`.
+pub fn normalise<T: Element>(
     x: &[T],
     [mean, rstd]: [T::Accumulator; 2],
     weight: &[T],
@@ -77,12 +79,35 @@ where
     T: Element,
     G: Element<Accumulator = T::Accumulator>,
 {
+    weight_gradient::<T, G>(threads, op.dy, op.x, op.statistics, op.dweight, op.width);
     let access = Access::new();
-    let (dy, x) = (access.read::<T>(op.dy), access.read::<T>(op.x));
-    let (statistics, _) = access.read::<T::Accumulator>(op.statistics).as_chunks::<2>();
-    let (dweight, width) = (access.write::<G>(op.dweight.view), op.width);
-    let accumulate = op.dweight.accumulate;
-    threads.each(width, op.rows, dweight, |columns, dweight| {
+    let (dy, width) = (access.read::<T>(op.dy), op.width);
+    let residual = op.residual.map(|residual| access.read::<T>(residual));
+    for (rows, sum) in [(Some(dy), op.dbias), (residual, op.residual_sum)] {
+        let (Some(rows), Some(Gradient { view, accumulate })) = (rows, sum) else { continue };
+        threads.each(width, op.rows, access.write::<G>(view), |columns, out| {
+            sum_rows(&rows.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
+        });
+    }
+}
+
+/// `dweight (+)= Σ_rows dy ∘ x̂`.
+pub fn weight_gradient<T, G>(
+    threads: Threads,
+    dy: View,
+    x: View,
+    statistics: View,
+    dweight: Gradient,
+    width: usize,
+) where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    let access = Access::new();
+    let (dy, x) = (access.read::<T>(dy), access.read::<T>(x));
+    let (statistics, _) = access.read::<T::Accumulator>(statistics).as_chunks::<2>();
+    let (accumulate, dweight) = (dweight.accumulate, access.write::<G>(dweight.view));
+    threads.each(width, statistics.len(), dweight, |columns, dweight| {
         for (block, out) in dweight.chunks_mut(COLUMNS).enumerate() {
             let first = columns.start + block * COLUMNS;
             let mut sums = [T::Accumulator::ZERO; COLUMNS];
@@ -96,13 +121,6 @@ where
             store(&sums, out, accumulate);
         }
     });
-    let residual = op.residual.map(|residual| access.read::<T>(residual));
-    for (rows, sum) in [(Some(dy), op.dbias), (residual, op.residual_sum)] {
-        let (Some(rows), Some(Gradient { view, accumulate })) = (rows, sum) else { continue };
-        threads.each(width, op.rows, access.write::<G>(view), |columns, out| {
-            sum_rows(&rows.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
-        });
-    }
 }
 
 /// `dx = residual + rstd · (g − mean(g) − x̂ · mean(g ∘ x̂))` with `g = dy ∘ weight`.

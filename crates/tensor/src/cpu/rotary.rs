@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::cpu::testing::{TestBackend, assert_close, random};
-    use crate::ops::{AttentionShape, Slices};
+    use crate::ops::{AttentionShape, Scores, Slices};
     use crate::{Backend, DType};
 
     #[test]
@@ -112,7 +112,14 @@ mod tests {
     }
 
     fn there_and_back(scaling: Option<RotaryScaling>, scaled: impl Fn(f64) -> f64) {
-        let shape = AttentionShape { batch: 2, sequence: 75, heads: 2, kv_heads: 1, head_dim: 6 };
+        let shape = AttentionShape {
+            batch: 2,
+            sequence: 75,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 6,
+            scores: Scores::PLAIN,
+        };
         let (backend, dims, base) = (TestBackend::new(1), 4, 100.0);
         let x = random(shape.rows() * shape.qkv_width(), 1);
         let qkv = backend.buffer(&x, DType::F64);
@@ -153,7 +160,14 @@ mod tests {
 
     #[test]
     fn rows_may_have_explicit_positions() {
-        let whole = AttentionShape { batch: 1, sequence: 75, heads: 2, kv_heads: 1, head_dim: 6 };
+        let whole = AttentionShape {
+            batch: 1,
+            sequence: 75,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 6,
+            scores: Scores::PLAIN,
+        };
         let (backend, dims, base, inverse) = (TestBackend::new(1), 4, 100.0, false);
         let x = random(whole.rows() * whole.qkv_width(), 1);
         let qkv = backend.buffer(&x, DType::F64);

@@ -101,6 +101,14 @@ pub fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
     (0..shape.rows()).map(start).collect()
 }
 
+/// The first key of every query: of its document, if there are any, and of the window of the shape.
+pub fn first_keys(shape: AttentionShape, documents: Option<&[usize]>) -> Option<Vec<u32>> {
+    let Some(window) = shape.scores.window else { return documents.map(|lengths| starts(shape, lengths)) };
+    let documents = documents.map_or_else(|| vec![0; shape.rows()], |lengths| starts(shape, lengths));
+    let in_window = |row: usize| (row % shape.sequence + 1).saturating_sub(window) as u32;
+    Some(documents.into_iter().enumerate().map(|(row, start)| start.max(in_window(row))).collect())
+}
+
 /// Expects `left` and `right` to agree to `tolerance`, absolutely below one and relatively above.
 pub fn assert_close(left: &[f64], right: &[f64], tolerance: f64) {
     assert_eq!(left.len(), right.len());

@@ -5,13 +5,14 @@ use super::counting;
 use super::testing::{TestBackend, fresh, random, starts};
 use crate::ops::{
     Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
-    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Parameters, Positions, PositionsBackward, Residual, Rotary, Segment, Slices, Swiglu, SwigluBackward,
-    Update, UpdateRule, control,
+    EmbeddingBackward, GateFunction, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary, Scores,
+    Segment, Slices, Update, UpdateRule, control,
 };
 use crate::{Backend, Buffer, DType, View};
 
-const SHAPE: AttentionShape = AttentionShape { batch: 3, sequence: 70, heads: 4, kv_heads: 2, head_dim: 16 };
+const SHAPE: AttentionShape =
+    AttentionShape { batch: 3, sequence: 70, heads: 4, kv_heads: 2, head_dim: 16, scores: Scores::PLAIN };
 const ROWS: usize = 210;
 const WIDTH: usize = 128;
 
@@ -121,7 +122,7 @@ impl Recorder<'_> {
         let qkv = self.input(ROWS * SHAPE.qkv_width(), 6);
         let dout = self.input(ROWS * 64, 7);
         let (out, dqkv) = (self.output(ROWS * 64), self.output(qkv.len()));
-        let (scores, log_sums) = (self.output(SHAPE.scores()), self.sums(ROWS * SHAPE.heads));
+        let (scores, log_sums) = (self.output(SHAPE.score_elements()), self.sums(ROWS * SHAPE.heads));
         let saved = if plain {
             AttentionSaved::Probabilities(scores.view())
         } else {
@@ -154,9 +155,9 @@ impl Recorder<'_> {
         let (x, dout) = (self.input(2 * ROWS * WIDTH, 8), self.input(ROWS * WIDTH, 9));
         let [out, activated] = [(); 2].map(|()| self.output(ROWS * WIDTH));
         let (rows, width, x, dout) = (ROWS, WIDTH, x.view(), dout.view());
-        backend.swiglu(Swiglu { x, out: out.view(), rows, width });
+        backend.gated(Gated { x, out: out.view(), gate: GateFunction::Silu, rows, width });
         backend.gelu(dout, activated.view());
-        backend.swiglu_backward(SwigluBackward { dout, x, dx: x, rows, width });
+        backend.gated_backward(GatedBackward { dout, x, dx: x, gate: GateFunction::Silu, rows, width });
         let tokens: Vec<u32> = (0..ROWS as u32).map(|i| i * i % 97).collect();
         let (tokens, table) = (self.backend.tokens(&tokens), self.input(90 * WIDTH, 10));
         let [embedded, dtable, dpositions] = [ROWS, 90, 70].map(|rows| self.output(rows * WIDTH));
@@ -189,7 +190,16 @@ impl Recorder<'_> {
         let (loss, scale) =
             (self.backend.buffer(&[0.0], accumulator), self.backend.buffer(&[64.0], accumulator));
         let (logits, targets, statistics) = (logits.view(), targets.view(), statistics.view());
-        backend.loss_statistics(LossStatistics { logits, targets, first, valid, statistics, rows, columns });
+        backend.loss_statistics(LossStatistics {
+            logits,
+            targets,
+            first,
+            valid,
+            statistics,
+            soft_cap: None,
+            rows,
+            columns,
+        });
         let (loss, scale) = (loss.view(), Some(scale.view()));
         let (parts, factor) = (1, 0.125);
         backend.cross_entropy(CrossEntropy {
@@ -203,6 +213,7 @@ impl Recorder<'_> {
             scale,
             factor,
             z_loss: 1e-4,
+            soft_cap: None,
             rows,
             columns,
         });

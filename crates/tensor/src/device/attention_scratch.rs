@@ -79,7 +79,7 @@ impl AttentionWorkspace {
         let groups = if shape.heads == shape.kv_heads { 0 } else { 4 * vectors };
         // The gradients of the scores in two bytes each, or sums added in any order.
         let (dscores, dquery_sums) =
-            if deterministic { (2 * shape.scores() as u64, 0) } else { (0, 4 * vectors) };
+            if deterministic { (2 * shape.score_elements() as u64, 0) } else { (0, 4 * vectors) };
         AttentionWorkspace { row_dots, dquery_sums, library: FIXED_BYTES + groups + dscores }
     }
 
@@ -95,9 +95,12 @@ impl AttentionWorkspace {
     }
 }
 
-/// Whether cuDNN is used for this kind of attention: flash, and every token attends to all tokens before it.
-pub fn asks_library(saved: &AttentionSaved, starts: Option<View>) -> bool {
-    matches!(saved, AttentionSaved::LogSumExp(_)) && starts.is_none()
+/// Whether the scratch of cuDNN's kernels is planned for this kind of attention: flash, without a soft cap, and every token attends
+/// to all tokens before it. Layers with a window take the same scratch, so that every layer of a model takes as much.
+pub fn asks_library(shape: AttentionShape, saved: &AttentionSaved, starts: Option<View>) -> bool {
+    matches!(saved, AttentionSaved::LogSumExp(_))
+        && shape.scores.soft_cap.is_none()
+        && (starts.is_none() || shape.scores.window.is_some())
 }
 
 /// Whether cuDNN's kernels support it: 16-bit types, a supported head size, and for the backward no padding.
@@ -115,9 +118,16 @@ fn rounded(bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Scores;
 
-    const SHAPE: AttentionShape =
-        AttentionShape { batch: 3, sequence: 384, heads: 6, kv_heads: 2, head_dim: 96 };
+    const SHAPE: AttentionShape = AttentionShape {
+        batch: 3,
+        sequence: 384,
+        heads: 6,
+        kv_heads: 2,
+        head_dim: 96,
+        scores: Scores::PLAIN,
+    };
 
     fn library(shape: AttentionShape, pass: AttentionPass) -> u64 {
         AttentionWorkspace::new(shape, DType::BF16, true, pass).library
@@ -130,7 +140,8 @@ mod tests {
         assert_eq!(library(SHAPE, AttentionPass::Forward), 256);
         assert_eq!(library(SHAPE, sums), 2_654_464);
         assert_eq!(library(SHAPE, ordered), 7_962_880);
-        let ungrouped = AttentionShape { batch: 12, sequence: 2048, heads: 24, kv_heads: 24, head_dim: 88 };
+        let ungrouped =
+            AttentionShape { batch: 12, sequence: 2048, heads: 24, kv_heads: 24, head_dim: 88, ..SHAPE };
         assert_eq!(library(ungrouped, sums), 256);
         assert_eq!(library(ungrouped, ordered), 2_415_919_360);
     }

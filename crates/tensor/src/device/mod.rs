@@ -38,6 +38,15 @@ impl Device {
         Device::Gpu { workspace: 32 << 20, attention: AttentionScratch::Portable }
     }
 
+    /// The device for a plan in which no attention runs on a library's kernel, without the scratch of these.
+    #[must_use]
+    pub fn without_attention_library(self) -> Self {
+        match self {
+            Device::Gpu { workspace, .. } => Device::Gpu { workspace, attention: AttentionScratch::Portable },
+            cpu @ Device::Cpu { .. } => cpu,
+        }
+    }
+
     /// Bytes of the one fixed workspace per stream.
     pub fn workspace_bytes(self) -> u64 {
         match self {

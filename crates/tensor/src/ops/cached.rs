@@ -4,7 +4,7 @@ use super::{AttentionShape, Check};
 use crate::{DType, View};
 
 /// Writes the keys and values of the new tokens into the cache at their positions. Then computes
-/// `out = softmax(q·kᵀ / √head_dim) · v` for each new query over the cached keys up to its own position.
+/// `out = softmax(scores(q·kᵀ)) · v` for each new query over the cached keys up to its own position, as far as the window.
 ///
 /// A prompt adds many new tokens to a sample; each generated token adds one. Entries beyond a query's position are
 /// never read, so the samples of a batch may have different lengths.

@@ -2,9 +2,9 @@
 
 use super::{
     Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CopyColumns, CrossEntropy,
-    Embedding, EmbeddingBackward, Float8Factors, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary,
-    SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl, control,
+    Embedding, EmbeddingBackward, Float8Factors, Gated, GatedBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
+    Residual, Rotary, SumsOfSquares, Update, UpdateControl, control,
 };
 use crate::{DType, View};
 
@@ -139,7 +139,7 @@ impl AttentionSaved<'_> {
                 expect_type("log-sum-exp", view, compute.accumulator());
             }
             AttentionSaved::Probabilities(view) => {
-                expect("probabilities", view, shape.scores());
+                expect("probabilities", view, shape.score_elements());
                 expect_type("probabilities", view, compute);
             }
         }
@@ -147,6 +147,7 @@ impl AttentionSaved<'_> {
 }
 
 pub(super) fn check_starts(starts: Option<View>, shape: AttentionShape) {
+    assert!(starts.is_some() || shape.scores.window.is_none(), "a window without starts");
     if let Some(starts) = starts {
         expect("starts", starts, shape.rows());
         expect_type("starts", starts, DType::U32);
@@ -188,14 +189,14 @@ impl Check for Rotary<'_> {
     }
 }
 
-impl Check for Swiglu<'_> {
+impl Check for Gated<'_> {
     fn check(&self) {
         expect("x", self.x, 2 * self.rows * self.width);
         expect("out", self.out, self.rows * self.width);
     }
 }
 
-impl Check for SwigluBackward<'_> {
+impl Check for GatedBackward<'_> {
     fn check(&self) {
         expect("dout", self.dout, self.rows * self.width);
         expect("x", self.x, 2 * self.rows * self.width);

@@ -8,6 +8,7 @@ mod float8;
 mod learning_rate;
 mod quantize;
 mod sliced;
+mod split_norm;
 mod step;
 
 pub use cached::CachedAttention;
@@ -17,6 +18,7 @@ pub use learning_rate::{LearningRate, RateCurve};
 pub(crate) use quantize::ROUND;
 pub use quantize::{Bits, BlockFormat, Dequantize, MIN_BLOCK_MAXIMUM, Quantize, Requantize, round_to_codes};
 pub use sliced::{SlicedAttention, SlicedAttentionBackward, Slices, visible_pairs};
+pub use split_norm::{RowDots, SplitNorm, SplitNormBackward};
 pub use step::{
     LossScaler, MAX_STATES, Parameters, Segment, Squares, SumsOfSquares, Update, UpdateControl, UpdateRule,
     control,
@@ -212,7 +214,7 @@ pub struct NormBackward<'a> {
 /// The shape of causal self-attention over interleaved `qkv` projections.
 ///
 /// `qkv` is `[batch, sequence, heads + 2·kv_heads, head_dim]`: query heads, then key heads, then value heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Samples.
     pub batch: usize,
@@ -224,9 +226,33 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// How products of queries and keys become scores.
+    pub scores: Scores,
+}
+
+/// How the product of a query and a key becomes a score, and how far a query sees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// Products are divided by the root of this, or else by that of the width of a head.
+    pub width: Option<usize>,
+    /// A score is bounded by `soft_cap · tanh(score / soft_cap)`.
+    pub soft_cap: Option<f64>,
+    /// The number of tokens, itself included, that a query attends to at most. Operations with `starts` are masked by these alone,
+    /// which then respect the window; the number decides what they cost.
+    pub window: Option<usize>,
+}
+
+impl Scores {
+    /// Products divided by the root of the width of a head.
+    pub const PLAIN: Scores = Scores { width: None, soft_cap: None, window: None };
 }
 
 impl AttentionShape {
+    /// The factor of the products of queries and keys.
+    pub fn scale(&self) -> f64 {
+        1.0 / (self.scores.width.unwrap_or(self.head_dim) as f64).sqrt()
+    }
+
     /// Elements of one row of `qkv`.
     pub fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -238,18 +264,18 @@ impl AttentionShape {
     }
 
     /// Elements of the full score matrices of all heads and samples: `batch · heads · sequence²`.
-    pub fn scores(&self) -> usize {
+    pub fn score_elements(&self) -> usize {
         self.batch * self.heads * self.sequence * self.sequence
     }
 }
 
-/// `out = softmax(q·kᵀ / √head_dim, causal) · v`.
+/// `out = softmax(scores(q·kᵀ), causal) · v`, with the scores of [`Scores`].
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
     /// Read, in the layout of [`AttentionShape`].
     pub qkv: View<'a>,
     /// Read, `[batch, sequence]`, u32: the first token that each token attends to. Used when a sample packs several
-    /// documents. Values never exceed the token's own index and never decrease within a sample.
+    /// documents, and for a sliding window. Values never exceed the token's own index and never decrease within a sample.
     pub starts: Option<View<'a>>,
     /// Written, `[batch, sequence, heads, head_dim]`.
     pub out: View<'a>,
@@ -314,28 +340,51 @@ pub struct Rotary<'a> {
     pub slices: Slices,
 }
 
-/// `out = silu(gate) ∘ up` where `x` is `[rows, 2·width]`: gate, then up.
+/// `out = f(gate) ∘ up` where `x` is `[rows, 2·width]`: gate, then up (arXiv 2002.05202).
 #[derive(Clone, Copy, Debug)]
-pub struct Swiglu<'a> {
+pub struct Gated<'a> {
     /// Read, `[rows, 2·width]`.
     pub x: View<'a>,
     /// Written, `[rows, width]`.
     pub out: View<'a>,
+    /// The function of the gate.
+    pub gate: GateFunction,
     /// Tokens.
     pub rows: usize,
     /// Width of the MLP on this rank.
     pub width: usize,
 }
 
-/// Backward of [`Swiglu`].
+/// The function of the gate of a gated linear unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateFunction {
+    /// SwiGLU: `x · σ(x)`.
+    Silu,
+    /// GeGLU: GELU in its tanh form.
+    Gelu,
+}
+
+impl GateFunction {
+    /// The name of the unit, and of its kernels.
+    pub fn unit(self) -> &'static str {
+        match self {
+            GateFunction::Silu => "swiglu",
+            GateFunction::Gelu => "geglu",
+        }
+    }
+}
+
+/// Backward of [`Gated`].
 #[derive(Clone, Copy, Debug)]
-pub struct SwigluBackward<'a> {
+pub struct GatedBackward<'a> {
     /// Read, `[rows, width]`.
     pub dout: View<'a>,
     /// Read, `[rows, 2·width]`.
     pub x: View<'a>,
     /// Written, `[rows, 2·width]`. May be `x`.
     pub dx: View<'a>,
+    /// The function of the gate.
+    pub gate: GateFunction,
     /// Tokens.
     pub rows: usize,
     /// Width of the MLP on this rank.
@@ -424,6 +473,8 @@ pub struct LossStatistics<'a> {
     pub valid: usize,
     /// Written, `[rows, 3]`, accumulator type.
     pub statistics: View<'a>,
+    /// As in [`CrossEntropy`].
+    pub soft_cap: Option<f64>,
     /// Tokens.
     pub rows: usize,
     /// Columns of the logits.
@@ -455,6 +506,8 @@ pub struct CrossEntropy<'a> {
     pub scale: Option<View<'a>>,
     /// Constant factor of the gradient (one over the tokens of the global batch).
     pub factor: f64,
+    /// Logits are bounded by `soft_cap · tanh(logit / soft_cap)`. The gradient is that of the logits before.
+    pub soft_cap: Option<f64>,
     /// Coefficient z of `z · ln²(Σ exp x)`, whose gradient is added. The loss does not contain it.
     pub z_loss: f64,
     /// Tokens.
@@ -466,13 +519,14 @@ pub struct CrossEntropy<'a> {
 impl<'a> CrossEntropy<'a> {
     /// The statistics that the operation computes itself: those of a vocabulary in one part.
     pub fn own_statistics(&self) -> Option<LossStatistics<'a>> {
-        let CrossEntropy { logits, targets, first, valid, statistics, rows, columns, .. } = *self;
+        let CrossEntropy { logits, targets, first, valid, statistics, soft_cap, rows, columns, .. } = *self;
         (self.parts == 1).then_some(LossStatistics {
             logits,
             targets,
             first,
             valid,
             statistics,
+            soft_cap,
             rows,
             columns,
         })

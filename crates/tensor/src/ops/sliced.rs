@@ -33,7 +33,7 @@ impl Slices {
     }
 }
 
-/// `out = softmax(q·kᵀ / √head_dim, causal) · v` of one part's queries over the keys and values of some parts.
+/// `out = softmax(scores(q·kᵀ), causal) · v` of one part's queries over the keys and values of some parts.
 ///
 /// With `before` the result is joined with that of other keys by the log-sum-exp of both. A query that sees no key has a
 /// log-sum-exp of −∞ and an output of zero.
@@ -96,23 +96,38 @@ pub struct SlicedAttentionBackward<'a> {
     pub slices: Slices,
 }
 
-/// Pairs of a query of a part and a key of some parts that it attends to in one head of one sample, without documents.
-pub fn visible_pairs(own: usize, slices: Slices, owners: std::ops::Range<usize>) -> usize {
+/// Pairs of a query of a part and a key of some parts that it attends to in one head of one sample, without documents. With a
+/// window it attends to so many tokens at most.
+pub fn visible_pairs(
+    own: usize,
+    slices: Slices,
+    owners: std::ops::Range<usize>,
+    window: Option<usize>,
+) -> usize {
+    // Of a slice and a slice that begins `ahead` tokens later, the pairs in which the later token is at least `apart` later.
+    let at_least = |slice: usize, ahead: usize, apart: usize| match apart.checked_sub(ahead) {
+        None => slice * slice - triangle((slice + apart).saturating_sub(ahead + 1)),
+        Some(more) => triangle(slice.saturating_sub(more)),
+    };
+    let window = window.unwrap_or(usize::MAX);
+    let seen = |slice, ahead| at_least(slice, ahead, 0) - at_least(slice, ahead, window);
     if slices == Slices::WHOLE {
-        return own * (own + 1) / 2;
+        return seen(own, 0);
     }
     let slice = own / 2;
-    let pairs = |query: usize, key: usize| match query.cmp(&key) {
-        std::cmp::Ordering::Less => 0,
-        std::cmp::Ordering::Equal => slice * (slice + 1) / 2,
-        std::cmp::Ordering::Greater => slice * slice,
-    };
+    let pairs =
+        |query: usize, key: usize| query.checked_sub(key).map_or(0, |ahead| seen(slice, ahead * slice));
     let of_part = |part: usize| [part, 2 * slices.parts - 1 - part];
     let queries = of_part(slices.part);
     owners
         .flat_map(of_part)
         .map(|key| queries.map(|query| pairs(query, key)).into_iter().sum::<usize>())
         .sum()
+}
+
+/// `1 + 2 + … + n`.
+fn triangle(n: usize) -> usize {
+    n * (n + 1) / 2
 }
 
 fn check_keys(name: &str, view: View, owners: usize, shape: AttentionShape) {
@@ -189,19 +204,24 @@ mod tests {
                 .collect();
             positions.sort_unstable();
             assert_eq!(positions, (0..own * parts).collect::<Vec<_>>());
-            let by_definition = |slices: Slices, owners: std::ops::Range<usize>| {
+            let by_definition = |slices: Slices, owners: std::ops::Range<usize>, window: usize| {
                 let keys = owners.flat_map(|part| {
                     (0..own).map(move |index| Slices { part, ..slices }.position(own, index))
                 });
-                let sees = |key: usize| (0..own).filter(|&i| slices.position(own, i) >= key).count();
+                let sees = |key: usize| {
+                    let queries = (0..own).map(|i| slices.position(own, i));
+                    queries.filter(|&query| query >= key && query - key < window).count()
+                };
                 keys.map(sees).sum::<usize>()
             };
             for slices in each {
-                let all = visible_pairs(own, slices, 0..parts);
+                let all = visible_pairs(own, slices, 0..parts, None);
                 assert_eq!(all * parts, own * parts * (own * parts + 1) / 2, "{slices:?}");
-                for owner in 0..parts {
+                for (owner, window) in (0..parts).flat_map(|owner| (1..30).map(move |window| (owner, window)))
+                {
                     let owners = owner..owner + 1;
-                    assert_eq!(visible_pairs(own, slices, owners.clone()), by_definition(slices, owners));
+                    let pairs = visible_pairs(own, slices, owners.clone(), Some(window));
+                    assert_eq!(pairs, by_definition(slices, owners, window), "{slices:?}, window {window}");
                 }
             }
         }

@@ -6,10 +6,10 @@ use super::{Kernel, KernelKind};
 use crate::ops::{
     Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
     CastToFloat8, ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward,
-    Float8Source, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Parameters, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
-    UpdateRule, visible_pairs,
+    Float8Source, GateFunction, Gated, GatedBackward, Gradient, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
+    Quantize, Requantize, Residual, Rotary, RowDots, SlicedAttention, SlicedAttentionBackward, Slices,
+    SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl, UpdateRule, visible_pairs,
 };
 use crate::{DType, View};
 
@@ -130,9 +130,23 @@ pub fn norm_backward(op: &NormBackward) -> Kernel {
         .with_gradient(op.residual_sum)
 }
 
+pub fn row_dots(op: &RowDots) -> Kernel {
+    let per_element = if op.weight.is_some() { 3 } else { 2 };
+    moved("row dots", per_element * op.x.len(), &[op.x, op.y, op.out]).and(op.weight)
+}
+
+pub fn split_norm(op: &SplitNorm) -> Kernel {
+    moved("norm", 2 * op.x.len(), &[op.x, op.weight, op.squares, op.out, op.statistics])
+}
+
+pub fn split_norm_backward(op: &SplitNormBackward) -> Kernel {
+    moved("norm backward", 8 * op.x.len(), &[op.dy, op.x, op.statistics, op.weight, op.dots, op.dx])
+        .with_gradient(Some(op.dweight))
+}
+
 /// Pairs of a query and a key that it attends to.
 fn pairs(shape: AttentionShape) -> usize {
-    shape.batch * shape.heads * (shape.sequence * (shape.sequence + 1) / 2)
+    shape.batch * shape.heads * visible_pairs(shape.sequence, Slices::WHOLE, 0..1, shape.scores.window)
 }
 
 fn saved_view(saved: AttentionSaved) -> View {
@@ -162,7 +176,8 @@ pub fn attention_backward(op: &AttentionBackward) -> Kernel {
 
 pub fn sliced_attention(op: &SlicedAttention) -> Kernel {
     let SlicedAttention { shape, slices, first_owner, owners, .. } = *op;
-    let pairs = visible_pairs(shape.sequence, slices, first_owner..first_owner + owners);
+    let owners = first_owner..first_owner + owners;
+    let pairs = visible_pairs(shape.sequence, slices, owners, shape.scores.window);
     let flops = 2 * 2 * shape.head_dim * shape.batch * shape.heads * pairs;
     moved("sliced attention", flops, &[op.qkv, op.keys, op.out, op.log_sums]).and(op.before).attention(
         shape,
@@ -174,7 +189,8 @@ pub fn sliced_attention(op: &SlicedAttention) -> Kernel {
 
 pub fn sliced_attention_backward(op: &SlicedAttentionBackward) -> Kernel {
     let SlicedAttentionBackward { shape, slices, first_owner, owners, .. } = *op;
-    let pairs = visible_pairs(shape.sequence, slices, first_owner..first_owner + owners);
+    let owners = first_owner..first_owner + owners;
+    let pairs = visible_pairs(shape.sequence, slices, owners, shape.scores.window);
     let flops = 5 * 2 * shape.head_dim * shape.batch * shape.heads * pairs;
     let dqueries = op.dqueries.view.slice(0..op.out.len());
     moved("sliced attention backward", flops, &[op.qkv, op.keys, op.out, op.dout, op.log_sums])
@@ -186,7 +202,8 @@ pub fn sliced_attention_backward(op: &SlicedAttentionBackward) -> Kernel {
 /// The cost for a full cache: the positions of the new tokens are data, which the paper backend does not have.
 pub fn cached_attention(op: &CachedAttention) -> Kernel {
     let products = 2;
-    let pairs = op.shape.rows() * op.shape.heads * op.capacity;
+    let seen = op.shape.scores.window.map_or(op.capacity, |window| window.min(op.capacity));
+    let pairs = op.shape.rows() * op.shape.heads * seen;
     moved("cached attention", products * 2 * op.shape.head_dim * pairs, &[op.qkv, op.keys, op.values, op.out])
 }
 
@@ -196,12 +213,16 @@ pub fn rotary(op: &Rotary) -> Kernel {
     Kernel { bytes: bytes as u64, ..moved("rotary", 3 * rotated, &[op.qkv]) }
 }
 
-pub fn swiglu(op: &Swiglu) -> Kernel {
-    moved("swiglu", 6 * op.out.len(), &[op.x, op.out])
+pub fn gated(op: &Gated) -> Kernel {
+    moved(op.gate.unit(), 6 * op.out.len(), &[op.x, op.out])
 }
 
-pub fn swiglu_backward(op: &SwigluBackward) -> Kernel {
-    moved("swiglu backward", 13 * op.dout.len(), &[op.dout, op.x, op.dx])
+pub fn gated_backward(op: &GatedBackward) -> Kernel {
+    let name = match op.gate {
+        GateFunction::Silu => "swiglu backward",
+        GateFunction::Gelu => "geglu backward",
+    };
+    moved(name, 13 * op.dout.len(), &[op.dout, op.x, op.dx])
 }
 
 pub fn embedding(op: &Embedding) -> Kernel {

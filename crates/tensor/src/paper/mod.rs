@@ -13,15 +13,15 @@ use std::rc::Rc;
 use crate::device::asks_library;
 use crate::ops::{
     Attention, AttentionBackward, AttentionShape, CachedAttention, CastToFloat8, Check, ColumnSum,
-    CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
-    Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
-    SwigluBackward, Update, UpdateControl,
+    CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear,
+    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, SlicedAttention,
+    SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
 /// One kernel that the device would run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kernel {
     /// The operation.
     pub name: &'static str,
@@ -34,7 +34,7 @@ pub struct Kernel {
 }
 
 /// What bounds the speed of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KernelKind {
     /// The bytes it moves.
     Memory {
@@ -194,6 +194,10 @@ impl Backend for Paper {
         self.record(cost::moved("add", to.len(), &[from, to, to]));
     }
 
+    fn scale(&self, _factor: f64, x: View) {
+        self.record(cost::moved("scale", x.len(), &[x, x]));
+    }
+
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
         self.record(cost::moved("gelu", cost::GELU * from.len(), &[from, to]));
@@ -212,13 +216,15 @@ impl Backend for Paper {
 
     fn attention(&self, op: Attention) {
         op.check();
-        self.take_scratch(op.shape, op.qkv.dtype(), asks_library(&op.saved, op.starts), false);
+        let asked = asks_library(op.shape, &op.saved, op.starts);
+        self.take_scratch(op.shape, op.qkv.dtype(), asked, false);
         self.record(cost::attention(&op));
     }
 
     fn attention_backward(&self, op: AttentionBackward) {
         op.check();
-        self.take_scratch(op.shape, op.qkv.dtype(), asks_library(&op.saved, op.starts), true);
+        let asked = asks_library(op.shape, &op.saved, op.starts);
+        self.take_scratch(op.shape, op.qkv.dtype(), asked, true);
         self.record(cost::attention_backward(&op));
     }
 
@@ -242,10 +248,13 @@ impl Backend for Paper {
         copy_columns: CopyColumns,
         norm: Norm,
         norm_backward: NormBackward,
+        row_dots: RowDots,
+        split_norm: SplitNorm,
+        split_norm_backward: SplitNormBackward,
         cached_attention: CachedAttention,
         rotary: Rotary,
-        swiglu: Swiglu,
-        swiglu_backward: SwigluBackward,
+        gated: Gated,
+        gated_backward: GatedBackward,
         embedding: Embedding,
         embedding_backward: EmbeddingBackward,
         positions: Positions,
@@ -267,7 +276,7 @@ mod tests {
     use super::*;
     use crate::cpu::CpuBackend;
     use crate::cpu::memory::Slab;
-    use crate::ops::AttentionSaved;
+    use crate::ops::{AttentionSaved, Scores};
 
     const DEVICE: Device = Device::Cpu { threads: 3 };
 
@@ -316,7 +325,14 @@ mod tests {
     #[test]
     fn causal_attention_counts_the_pairs_that_exist() {
         let paper = Paper::new(DEVICE);
-        let shape = AttentionShape { batch: 2, sequence: 3, heads: 4, kv_heads: 2, head_dim: 8 };
+        let shape = AttentionShape {
+            batch: 2,
+            sequence: 3,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            scores: Scores::PLAIN,
+        };
         let [qkv, out, sums] =
             [6 * 64, 6 * 32, 24].map(|len| paper.allocate(len, DType::F32, Category::Activations));
         let saved = AttentionSaved::LogSumExp(sums.view());
@@ -328,7 +344,14 @@ mod tests {
     #[test]
     fn attention_on_a_gpu_allocates_and_releases_scratch() {
         let paper = Paper::new(Device::cuda(true));
-        let shape = AttentionShape { batch: 2, sequence: 128, heads: 2, kv_heads: 2, head_dim: 64 };
+        let shape = AttentionShape {
+            batch: 2,
+            sequence: 128,
+            heads: 2,
+            kv_heads: 2,
+            head_dim: 64,
+            scores: Scores::PLAIN,
+        };
         let (rows, heads) = (shape.rows(), shape.heads);
         let [qkv, out] =
             [rows * 384, rows * 128].map(|len| paper.allocate(len, DType::BF16, Category::Activations));
@@ -339,7 +362,7 @@ mod tests {
             AttentionBackward { qkv, starts: None, out, dout: out, saved, dqkv: qkv, dbias: None, shape };
         paper.attention_backward(op);
         let peak = paper.memory().peak();
-        assert!(peak.total() - before >= 2 * shape.scores() as u64, "the scores' gradients, in bf16");
+        assert!(peak.total() - before >= 2 * shape.score_elements() as u64, "the scores' gradients, in bf16");
         assert_eq!(peak.get(Category::Activations), before - Device::cuda(true).workspace_bytes());
         let next = paper.allocate(1, DType::F32, Category::Weights).address();
         assert_eq!(next, before, "the scratch was released");
@@ -357,6 +380,6 @@ mod tests {
         let paper = Paper::new(DEVICE);
         let buffer = paper.allocate(4, DType::F32, Category::Activations);
         let view = buffer.view();
-        paper.swiglu(Swiglu { x: view, out: view, rows: 1, width: 4 });
+        paper.gated(Gated { x: view, out: view, gate: GateFunction::Silu, rows: 1, width: 4 });
     }
 }

@@ -50,6 +50,11 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_scaling: None,
         no_rotary_every: None,
         sliding_window: None,
+        full_attention_every: None,
+        full_attention_first: None,
+        score_width: None,
+        score_soft_cap: None,
+        logit_soft_cap: None,
         init_std: DEFAULT_INIT_STD,
     })
 }
@@ -102,7 +107,11 @@ fn location(model: &ModelSpec, kind: ParameterKind) -> TensorLocation {
         ParameterKind::FinalNormWeight => "ln_f.weight",
         ParameterKind::FinalNormBias => "ln_f.bias",
         ParameterKind::Output => "lm_head.weight",
-        ParameterKind::QueryNormWeight | ParameterKind::KeyNormWeight | ParameterKind::MlpGateWeight => {
+        ParameterKind::QueryNormWeight
+        | ParameterKind::KeyNormWeight
+        | ParameterKind::AttentionEndNormWeight
+        | ParameterKind::MlpEndNormWeight
+        | ParameterKind::MlpGateWeight => {
             unreachable!("GPT-2 has no {kind}")
         }
     })

@@ -21,6 +21,8 @@ pub(super) struct Reading {
     pub rotary_base: f64,
     /// The epsilon of the norms if it is missing.
     pub norm_eps: f64,
+    /// The gated unit of the MLP.
+    pub activation: Activation,
 }
 
 impl Reading {
@@ -32,15 +34,18 @@ impl Reading {
             partial_rotation: false,
             rotary_base: 10000.0,
             norm_eps: 1e-6,
+            activation: Activation::Swiglu,
         }
     }
 }
 
-/// A model with RMSNorm, SwiGLU and grouped-query attention. Window and layers without rotation are left to the family.
+/// A model with RMSNorm, a gated MLP and grouped-query attention. Window and layers without rotation are left to the family.
 pub(super) fn read(fields: &Fields, reading: &Reading) -> Result<ModelSpec, CheckpointError> {
     let family = reading.family;
-    if fields.word("hidden_act", "silu")? != "silu" {
-        return Err(fields.refused("hidden_act", "is not supported; only \"silu\" is"));
+    let supported = gate(reading.activation);
+    let field = if fields.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    if fields.word(field, supported)? != supported {
+        return Err(fields.refused(field, &format!("is not supported; only \"{supported}\" is")));
     }
     let hidden = fields.size("hidden_size", 1..=HIDDEN)?;
     let heads = fields.size("num_attention_heads", 1..=HEADS)?;
@@ -49,7 +54,9 @@ pub(super) fn read(fields: &Fields, reading: &Reading) -> Result<ModelSpec, Chec
         Some(given) => given,
         None => head_dim(fields, "num_attention_heads", hidden, heads)?,
     };
-    check_layers(fields)?;
+    if !family.features().sliding_window {
+        check_layers(fields)?;
+    }
     let base = fields.number("rope_theta", reading.rotary_base, 1.0..=1e12)?;
     let fraction = fields.number("partial_rotary_factor", 1.0, 0.0..=1.0)?;
     let rotary = RotaryFields::read(fields, base, fraction, reading.scalings)?;
@@ -73,34 +80,41 @@ pub(super) fn read(fields: &Fields, reading: &Reading) -> Result<ModelSpec, Chec
         positions: fields.size("max_position_embeddings", 1..=VOCAB)?,
         tied: fields.flag("tie_word_embeddings", family.features().tied)?,
         parallel_residual: false,
-        activation: Activation::Swiglu,
+        activation: reading.activation,
         norm_eps: fields.number("rms_norm_eps", reading.norm_eps, 1e-30..=1.0)?,
         rotary_base: rotary.base,
         rotary_fraction: rotary.fraction,
         rotary_scaling: rotary.scaling,
         no_rotary_every: None,
         sliding_window: None,
+        full_attention_every: None,
+        full_attention_first: None,
+        score_width: None,
+        score_soft_cap: None,
+        logit_soft_cap: None,
         init_std: DEFAULT_INIT_STD,
     })
 }
 
-/// Refuses layers with attention of another kind.
+/// The name of the function of a gate. Files of Gemma have it in `hidden_activation`, or in `hidden_act` if this is missing.
+fn gate(activation: Activation) -> &'static str {
+    if activation == Activation::Geglu { "gelu_pytorch_tanh" } else { "silu" }
+}
+
+/// Refuses layers with attention of another kind than the family has.
 fn check_layers(fields: &Fields) -> Result<(), CheckpointError> {
-    const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
     let kinds = fields.get("layer_types").and_then(serde_json::Value::as_array);
-    let Some(kinds) = kinds else { return Ok(()) };
-    let is_plain = |kind: &str| kinds.iter().all(|each| each.as_str() == Some(kind));
-    // A sliding window in all layers is in `sliding_window`, too.
-    if KINDS.into_iter().any(is_plain) {
+    let is_full = |kind: &Value| kind.as_str() == Some("full_attention");
+    if kinds.is_none_or(|kinds| kinds.iter().all(is_full)) {
         return Ok(());
     }
-    Err(fields.refused("layer_types", "is not supported; only the same attention in all layers is"))
+    Err(fields.refused("layer_types", "is not supported; only \"full_attention\" in all layers is"))
 }
 
 /// The fields of such a model.
 pub(super) fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
-    if model.activation != Activation::Swiglu {
-        return Err(UnsupportedModel::Activation);
+    if !model.activation.is_gated() {
+        return Err(UnsupportedModel::Activation(model.activation));
     }
     Ok(object(json!({
         "num_hidden_layers": model.layers,
@@ -110,7 +124,8 @@ pub(super) fn describe(model: &ModelSpec) -> Result<Map<String, Value>, Unsuppor
         "head_dim": model.head_dim,
         "intermediate_size": model.ffn,
         "max_position_embeddings": model.positions,
-        "hidden_act": "silu",
+        "hidden_act": gate(model.activation),
+        "hidden_activation": gate(model.activation),
         "rms_norm_eps": model.norm_eps,
         "attention_dropout": 0.0,
         "rope_theta": model.rotary_base,

@@ -1,10 +1,9 @@
 //! Mistral: Llama with a sliding window.
 
-use kintsugi_spec::{Family, ModelSpec};
-use serde_json::json;
+use kintsugi_spec::Family;
 
 use super::llama_like::{self, Reading};
-use super::{FamilyFormat, sliding_window};
+use super::{FamilyFormat, windows};
 
 pub(super) const FORMAT: FamilyFormat = FamilyFormat {
     family: Family::Mistral,
@@ -14,11 +13,11 @@ pub(super) const FORMAT: FamilyFormat = FamilyFormat {
     layers: "layers",
     read: |fields| {
         let model = llama_like::read(fields, &Reading::of(Family::Mistral))?;
-        Ok(ModelSpec { sliding_window: sliding_window(fields, Some(4096))?, ..model })
+        windows::read_every(fields, model, Some(4096))
     },
     describe: |model| {
         let mut description = llama_like::describe_whole_rotation(model)?;
-        description.insert("sliding_window".to_owned(), json!(model.sliding_window));
+        description.extend(windows::describe_every(model)?);
         Ok(description)
     },
     location: |_, kind| llama_like::location(kind),

@@ -1,16 +1,20 @@
 //! The Hugging Face format of each family: its `model_type`, the fields of its `config.json`, and the names of its tensors.
 
+mod gemma;
+mod gemma2;
 mod gpt2;
 mod llama;
 mod llama_like;
 mod mistral;
 mod neox;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod rotary;
 mod smollm3;
 mod starcoder2;
+mod windows;
 
 use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_spec::{Activation, Family, ModelSpec};
@@ -39,7 +43,7 @@ pub(super) struct FamilyFormat {
     pub location: fn(&ModelSpec, ParameterKind) -> TensorLocation,
 }
 
-const FORMATS: [&FamilyFormat; 9] = [
+const FORMATS: [&FamilyFormat; 12] = [
     &gpt2::FORMAT,
     &neox::FORMAT,
     &llama::FORMAT,
@@ -49,6 +53,9 @@ const FORMATS: [&FamilyFormat; 9] = [
     &smollm3::FORMAT,
     &phi3::FORMAT,
     &starcoder2::FORMAT,
+    &gemma::FORMAT,
+    &gemma2::FORMAT,
+    &olmo2::FORMAT,
 ];
 
 /// The format of a family.
@@ -73,8 +80,10 @@ pub(super) enum UnsupportedModel {
     NoRotation(f64),
     #[error("model.rotary_fraction = {0} is not 1")]
     PartialRotation(f64),
-    #[error("model.activation is not \"swiglu\"")]
-    Activation,
+    #[error("some layers have a sliding window and others have none")]
+    Windows,
+    #[error("model.activation = \"{}\" has no gate", .0.name())]
+    Activation(Activation),
     #[error("model.kv_heads = {kv_heads} is not model.heads = {heads}, which {family} needs")]
     GroupedHeads { kv_heads: usize, heads: usize, family: &'static str },
     #[error(
@@ -112,19 +121,6 @@ fn check_head_dim(model: &ModelSpec, family: &'static str) -> Result<(), Unsuppo
     if fits { Ok(()) } else { Err(UnsupportedModel::HeadDim { heads, head_dim, hidden, family }) }
 }
 
-/// The size of a sliding window. `missing` is what transformers assumes if the field is not there; null is none.
-fn sliding_window(fields: &Fields, missing: Option<usize>) -> Result<Option<usize>, CheckpointError> {
-    if !fields.has("sliding_window") {
-        return Ok(missing);
-    }
-    fields.optional_size("sliding_window", 1..=VOCAB)
-}
-
-/// Refuses a sliding window, which the family's models do not have.
-fn no_sliding_window(fields: &Fields) -> Result<(), CheckpointError> {
-    fields.only("use_sliding_window", false)
-}
-
 /// The names that transformers has for GELU: three of its tanh form, one of the exact one.
 fn gelu(fields: &Fields, field: &str, default: &str) -> Result<Activation, CheckpointError> {
     match fields.word(field, default)? {
@@ -137,7 +133,6 @@ fn gelu(fields: &Fields, field: &str, default: &str) -> Result<Activation, Check
     }
 }
 
-/// One of these names.
 /// The share of a head's dims that are rotated, for transformers, which rounds the number of dims down.
 fn rotated_share(model: &ModelSpec) -> f64 {
     let (dims, width) = (model.rotary_dims(), model.head_dim as f64);
@@ -145,6 +140,7 @@ fn rotated_share(model: &ModelSpec) -> f64 {
     if (width * exact) as usize == dims { exact } else { (dims as f64 + 0.5) / width }
 }
 
+/// One of these names.
 fn gelu_name(model: &ModelSpec) -> &'static str {
     if model.activation == Activation::ExactGelu { "gelu" } else { "gelu_new" }
 }

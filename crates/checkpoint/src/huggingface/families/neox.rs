@@ -53,6 +53,11 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_scaling: None,
         no_rotary_every: None,
         sliding_window: None,
+        full_attention_every: None,
+        full_attention_first: None,
+        score_width: None,
+        score_soft_cap: None,
+        logit_soft_cap: None,
         init_std: DEFAULT_INIT_STD,
     };
     // The transformers library rounds the number of rotary dims down. We round it to an even number.

@@ -5,7 +5,7 @@ use kintsugi_spec::{Family, ModelSpec};
 use serde_json::{Map, Value, json};
 
 use super::llama_like::{self, Reading};
-use super::{FamilyFormat, UnsupportedModel, check_head_dim, object, rotated_share, sliding_window};
+use super::{FamilyFormat, UnsupportedModel, check_head_dim, object, rotated_share, windows};
 use crate::CheckpointError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::names::{TensorLocation, TensorPart};
@@ -29,7 +29,7 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         let rule = format!("of heads of width {} is not an even number of dims", model.head_dim);
         return Err(fields.refused("partial_rotary_factor", &rule));
     }
-    Ok(ModelSpec { sliding_window: sliding_window(fields, None)?, ..model })
+    windows::read_every(fields, model, None)
 }
 
 fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
@@ -38,11 +38,11 @@ fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
         return Err(UnsupportedModel::NoRotation(model.rotary_fraction));
     }
     let mut description = llama_like::describe(model)?;
+    description.extend(windows::describe_every(model)?);
     description["rope_parameters"]["partial_rotary_factor"] = json!(rotated_share(model));
     description.extend(object(json!({
         "partial_rotary_factor": rotated_share(model),
         "original_max_position_embeddings": model.positions,
-        "sliding_window": model.sliding_window,
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
     })));

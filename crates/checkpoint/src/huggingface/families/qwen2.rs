@@ -3,7 +3,7 @@
 use kintsugi_spec::Family;
 
 use super::llama_like::{self, Reading};
-use super::{FamilyFormat, no_sliding_window};
+use super::{FamilyFormat, windows};
 
 pub(super) const FORMAT: FamilyFormat = FamilyFormat {
     family: Family::Qwen2,
@@ -12,9 +12,13 @@ pub(super) const FORMAT: FamilyFormat = FamilyFormat {
     base: "model.",
     layers: "layers",
     read: |fields| {
-        no_sliding_window(fields)?;
-        llama_like::read(fields, &Reading::of(Family::Qwen2))
+        let model = llama_like::read(fields, &Reading::of(Family::Qwen2))?;
+        windows::read_optional(fields, model)
     },
-    describe: llama_like::describe_whole_rotation,
+    describe: |model| {
+        let mut description = llama_like::describe_whole_rotation(model)?;
+        description.extend(windows::describe_optional(model));
+        Ok(description)
+    },
     location: |_, kind| llama_like::location(kind),
 };

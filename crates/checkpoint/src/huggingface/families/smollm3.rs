@@ -4,7 +4,7 @@ use kintsugi_spec::{Family, ModelSpec};
 use serde_json::{Map, Value, json};
 
 use super::llama_like::{self, Reading};
-use super::{FamilyFormat, LAYERS, UnsupportedModel, no_sliding_window, object};
+use super::{FamilyFormat, LAYERS, UnsupportedModel, object};
 use crate::CheckpointError;
 use crate::huggingface::fields::Fields;
 
@@ -20,7 +20,7 @@ pub(super) const FORMAT: FamilyFormat = FamilyFormat {
 };
 
 fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
-    no_sliding_window(fields)?;
+    fields.only("use_sliding_window", false)?;
     fields.only("attention_bias", false)?;
     fields.only("mlp_bias", false)?;
     let model = llama_like::read(fields, &Reading { rotary_base: 2e6, ..Reading::of(Family::Smollm3) })?;

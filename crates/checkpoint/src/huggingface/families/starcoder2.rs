@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::rotary::{RotaryFields, rope_parameters};
 use super::{
     FFN, FamilyFormat, HEADS, HIDDEN, LAYERS, UnsupportedModel, VOCAB, check_head_dim, gelu, gelu_name,
-    head_dim, llama_like, object, sliding_window,
+    head_dim, llama_like, object, windows,
 };
 use crate::CheckpointError;
 use crate::huggingface::fields::Fields;
@@ -29,7 +29,7 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
     let hidden = fields.size("hidden_size", 1..=HIDDEN)?;
     let heads = fields.size("num_attention_heads", 1..=HEADS)?;
     let base = fields.number("rope_theta", 10000.0, 1.0..=1e12)?;
-    Ok(ModelSpec {
+    let model = ModelSpec {
         name: "custom".to_owned(),
         family: Family::Starcoder2,
         layers: fields.size("num_hidden_layers", 1..=LAYERS)?,
@@ -49,9 +49,15 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_fraction: 1.0,
         rotary_scaling: None,
         no_rotary_every: None,
-        sliding_window: sliding_window(fields, None)?,
+        sliding_window: None,
+        full_attention_every: None,
+        full_attention_first: None,
+        score_width: None,
+        score_soft_cap: None,
+        logit_soft_cap: None,
         init_std: DEFAULT_INIT_STD,
-    })
+    };
+    windows::read_every(fields, model, None)
 }
 
 fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
@@ -59,7 +65,7 @@ fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
     if model.rotary_dims() != model.head_dim {
         return Err(UnsupportedModel::PartialRotation(model.rotary_fraction));
     }
-    Ok(object(json!({
+    let mut description = object(json!({
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
@@ -69,13 +75,14 @@ fn describe(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
         "hidden_act": gelu_name(model),
         "norm_epsilon": model.norm_eps,
         "use_bias": true,
-        "sliding_window": model.sliding_window,
         "attention_dropout": 0.0,
         "residual_dropout": 0.0,
         "embedding_dropout": 0.0,
         "rope_theta": model.rotary_base,
         "rope_parameters": rope_parameters(model),
-    })))
+    }));
+    description.extend(windows::describe_every(model)?);
+    Ok(description)
 }
 
 fn location(_: &ModelSpec, kind: ParameterKind) -> TensorLocation {

@@ -99,7 +99,7 @@ pub struct Layouts {
 impl Layouts {
     /// The layouts of `shape`.
     pub fn new(shape: AttentionShape) -> Self {
-        let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
+        let AttentionShape { batch, sequence, heads, kv_heads, head_dim, .. } = shape;
         let [b, t, h, hk, d] = [batch, sequence, heads, kv_heads, head_dim].map(|n| n as i64);
         let interleaved = |heads, row| Layout { dims: [b, heads, t, d], strides: [t * row, d, row, 1] };
         let row = shape.qkv_width() as i64;

@@ -38,7 +38,7 @@ pub(crate) struct Cudnn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    shape: [usize; 5],
+    shape: [usize; 6],
     dtype: DType,
     pass: AttentionPass,
 }
@@ -60,8 +60,9 @@ impl Cudnn {
         (scratch, scratch_bytes): (u64, u64),
         address: impl Fn(Role) -> u64,
     ) -> Result<bool, GpuError> {
-        let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
-        let key = Key { shape: [batch, sequence, heads, kv_heads, head_dim], dtype, pass };
+        let AttentionShape { batch, sequence, heads, kv_heads, head_dim, scores } = shape;
+        let width = scores.width.unwrap_or(head_dim);
+        let key = Key { shape: [batch, sequence, heads, kv_heads, head_dim, width], dtype, pass };
         let mut plans = self.plans.borrow_mut();
         let plan = plans.entry(key).or_insert_with(|| {
             stream.mark_not_repeatable();

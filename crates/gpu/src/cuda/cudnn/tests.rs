@@ -6,10 +6,11 @@ use super::backward::backward;
 use super::forward::forward;
 use super::graph::{Graph, Role};
 use crate::cuda::libraries;
-use kintsugi_tensor::ops::AttentionShape;
+use kintsugi_tensor::ops::{AttentionShape, Scores};
 use kintsugi_testing::{Need, skip};
 
-const SHAPE: AttentionShape = AttentionShape { batch: 2, sequence: 256, heads: 4, kv_heads: 4, head_dim: 64 };
+const SHAPE: AttentionShape =
+    AttentionShape { batch: 2, sequence: 256, heads: 4, kv_heads: 4, head_dim: 64, scores: Scores::PLAIN };
 const GROUPED: AttentionShape = AttentionShape { kv_heads: 2, ..SHAPE };
 
 fn has(graph: &Graph, role: Role) -> bool {

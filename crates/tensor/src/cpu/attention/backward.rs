@@ -11,6 +11,7 @@ use crate::cpu::access::{Access, Scatter, scratch_of};
 use crate::cpu::element::{Element, Real};
 use crate::cpu::lanes;
 use crate::cpu::parallel::Threads;
+use crate::cpu::soft_cap::SoftCap;
 use crate::ops::{AttentionBackward, AttentionSaved, AttentionShape};
 
 /// See [`AttentionBackward`]. A thread computes whole groups of heads, so gradients of keys are summed in a fixed
@@ -222,9 +223,27 @@ impl<'a, A: Real> Tiles<'a, A> {
             accumulate: false,
         };
         scores(&*self.dout, &*self.values_transposed).run((self.dscores, TILE));
+        let dot_of = |i: usize| {
+            let vector = out_head.vector(first + i);
+            lanes::sum_pairs(&inputs.dout[vector.clone()], &inputs.out[vector], |a, b| a.widen() * b.widen())
+        };
+        let soft_cap = SoftCap::of(shape.scores.soft_cap);
+        if soft_cap.is_some() || matches!(inputs.saved, SavedSoftmax::LogSumExp(_)) {
+            scores(&*self.queries, &*self.keys_transposed).run((self.probabilities, TILE));
+        }
+        if let Some(soft_cap) = soft_cap {
+            // The gradient of a bounded score, but for its probability.
+            for i in 0..queries.1 {
+                let (dot, row) = (dot_of(i), i * TILE..(i + 1) * TILE);
+                for (dscore, score) in self.dscores[row.clone()].iter_mut().zip(&mut self.probabilities[row])
+                {
+                    *score = soft_cap.bound(*score);
+                    *dscore = (*dscore - dot) * soft_cap.slope(*score);
+                }
+            }
+        }
         match inputs.saved {
             SavedSoftmax::LogSumExp(sums) => {
-                scores(&*self.queries, &*self.keys_transposed).run((self.probabilities, TILE));
                 soften(self.probabilities, &sums[row..][..queries.1], keys.1);
                 if let Some(starts) = inputs.starts_of(batch) {
                     hide_earlier(self.probabilities, &starts[first..], keys);
@@ -236,10 +255,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             }
         }
         for (i, row) in self.dscores.chunks_exact_mut(TILE).take(queries.1).enumerate() {
-            let vector = out_head.vector(first + i);
-            let dot = lanes::sum_pairs(&inputs.dout[vector.clone()], &inputs.out[vector], |a, b| {
-                a.widen() * b.widen()
-            });
+            let dot = if soft_cap.is_some() { A::ZERO } else { dot_of(i) };
             let probabilities = &mut self.probabilities[i * TILE..][..TILE];
             if diagonal {
                 // The products on the diagonal read up to a multiple of `ROWS` beyond it.

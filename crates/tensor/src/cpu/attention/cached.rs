@@ -10,6 +10,7 @@ use crate::cpu::access::Access;
 use crate::cpu::element::{Element, Real};
 use crate::cpu::lanes;
 use crate::cpu::parallel::{Rows, Threads};
+use crate::cpu::soft_cap::SoftCap;
 use crate::ops::{AttentionShape, CachedAttention};
 
 /// Keys whose scores are computed together.
@@ -30,10 +31,11 @@ pub fn cached<T: Element>(threads: Threads, op: &CachedAttention) {
         for (query, out) in queries.zip(out.0.chunks_exact_mut(dim)) {
             let (row, head) = (query / heads, query % heads);
             let (sample, kv) = (row / sequence, head / (heads / kv_heads));
-            let seen = 0..positions[row] as usize + 1;
+            let end = positions[row] as usize + 1;
+            let seen = shape.scores.window.map_or(0, |window| end.saturating_sub(window))..end;
             let cache = cached_head(shape, capacity, sample, kv);
             let vector = &qkv[Head::of_qkv(shape, sample, head).vector(row % sequence)];
-            attend(vector, &keys[cache.clone()], &values[cache], seen, softmax_scale(shape), out);
+            attend(vector, &keys[cache.clone()], &values[cache], seen, shape, out);
         }
     });
 }
@@ -66,16 +68,18 @@ fn cached_head(shape: AttentionShape, capacity: usize, sample: usize, kv: usize)
     start..start + len
 }
 
-/// `out = softmax(scale · query·keysᵀ) · values` over the keys `seen`.
+/// `out = softmax(scores(query·keysᵀ)) · values` over the keys `seen`.
 fn attend<T: Element>(
     query: &[T],
     keys: &[T],
     values: &[T],
     seen: Range<usize>,
-    scale: T::Accumulator,
+    shape: AttentionShape,
     out: &mut [T],
 ) {
     let dim = query.len();
+    let scale: T::Accumulator = softmax_scale(shape);
+    let soft_cap = SoftCap::of(shape.scores.soft_cap);
     let vector = |token: usize| token * dim..(token + 1) * dim;
     let (mut scores, mut sums) = ([T::Accumulator::ZERO; KEYS], [T::Accumulator::ZERO; HEAD_DIM]);
     let sums = &mut sums[..dim];
@@ -84,6 +88,9 @@ fn attend<T: Element>(
         let scores = &mut scores[..KEYS.min(seen.end - first)];
         for (score, token) in scores.iter_mut().zip(first..) {
             *score = scale * lanes::sum_pairs(query, &keys[vector(token)], |q, k| q.widen() * k.widen());
+        }
+        if let Some(soft_cap) = soft_cap {
+            scores.iter_mut().for_each(|score| *score = soft_cap.bound(*score));
         }
         let highest = lanes::max(scores).max(maximum);
         let shrink = (maximum - highest).exp();
@@ -106,29 +113,45 @@ fn attend<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{TestBackend, assert_close, random};
-    use crate::ops::{Attention, AttentionSaved};
-    use crate::{Backend, DType};
+    use crate::cpu::testing::{TestBackend, assert_close, first_keys, random};
+    use crate::ops::{Attention, AttentionSaved, Scores};
+    use crate::{Backend, Buffer, DType};
 
-    const SHAPE: AttentionShape =
-        AttentionShape { batch: 2, sequence: 150, heads: 4, kv_heads: 2, head_dim: 18 };
+    const SHAPE: AttentionShape = AttentionShape {
+        batch: 2,
+        sequence: 150,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 18,
+        scores: Scores::PLAIN,
+    };
 
-    fn whole(backend: &TestBackend, qkv: &[f64], dtype: DType) -> Vec<f64> {
+    const LIMITED: AttentionShape =
+        AttentionShape { scores: Scores { width: Some(30), soft_cap: Some(2.0), window: Some(40) }, ..SHAPE };
+
+    fn whole(backend: &TestBackend, shape: AttentionShape, qkv: &[f64], dtype: DType) -> Vec<f64> {
+        let starts = first_keys(shape, None).map(|starts| backend.tokens(&starts));
         let (qkv, out) = (backend.buffer(qkv, dtype), backend.blank(SHAPE.rows() * 72, dtype));
         let sums = backend.blank(SHAPE.rows() * SHAPE.heads, dtype.accumulator());
         let saved = AttentionSaved::LogSumExp(sums.view());
         backend.cpu.attention(Attention {
             qkv: qkv.view(),
-            starts: None,
+            starts: starts.as_ref().map(Buffer::view),
             out: out.view(),
             saved,
-            shape: SHAPE,
+            shape,
         });
         backend.values(out.view())
     }
 
     /// The same, some tokens at a time.
-    fn in_pieces(backend: &TestBackend, qkv: &[f64], dtype: DType, pieces: &[usize]) -> Vec<f64> {
+    fn in_pieces(
+        backend: &TestBackend,
+        shape: AttentionShape,
+        qkv: &[f64],
+        dtype: DType,
+        pieces: &[usize],
+    ) -> Vec<f64> {
         let (width, capacity) = (SHAPE.qkv_width(), 160);
         let [keys, values] = [(); 2].map(|()| backend.buffer(&vec![f64::NAN; 2 * 2 * capacity * 18], dtype));
         let mut out = vec![0.0; SHAPE.rows() * 72];
@@ -146,7 +169,7 @@ mod tests {
                 keys: keys.view(),
                 values: values.view(),
                 out: some.view(),
-                shape: AttentionShape { sequence, ..SHAPE },
+                shape: AttentionShape { sequence, ..shape },
                 capacity,
             });
             for (row, values) in rows.iter().zip(backend.values(some.view()).chunks_exact(72)) {
@@ -165,9 +188,11 @@ mod tests {
         for (dtype, tolerance) in
             [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::BF16, 1e-2), (DType::F16, 2e-3)]
         {
-            let expected = whole(&backend, &qkv, dtype);
-            for pieces in [&[150][..], &[1; 150], &[3, 61, 64, 1, 1, 20]] {
-                assert_close(&in_pieces(&backend, &qkv, dtype, pieces), &expected, tolerance);
+            for shape in [SHAPE, LIMITED] {
+                let expected = whole(&backend, shape, &qkv, dtype);
+                for pieces in [&[150][..], &[1; 150], &[3, 61, 64, 1, 1, 20]] {
+                    assert_close(&in_pieces(&backend, shape, &qkv, dtype, pieces), &expected, tolerance);
+                }
             }
         }
     }
@@ -175,6 +200,6 @@ mod tests {
     #[test]
     fn threads_change_no_bit() {
         let qkv = random(SHAPE.rows() * SHAPE.qkv_width(), 2);
-        TestBackend::same_for_all_threads(|backend| in_pieces(backend, &qkv, DType::F32, &[149, 1]));
+        TestBackend::same_for_all_threads(|backend| in_pieces(backend, SHAPE, &qkv, DType::F32, &[149, 1]));
     }
 }

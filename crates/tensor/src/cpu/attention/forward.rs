@@ -8,6 +8,7 @@ use crate::cpu::access::{Access, Scatter, scratch_of};
 use crate::cpu::element::{Element, Real};
 use crate::cpu::lanes;
 use crate::cpu::parallel::{Rows, Threads};
+use crate::cpu::soft_cap::SoftCap;
 use crate::ops::{Attention, AttentionSaved};
 
 /// See [`Attention`].
@@ -39,6 +40,7 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention)
                     key: Head::of_qkv(shape, batch, shape.heads + kv),
                     value: Head::of_qkv(shape, batch, shape.heads + shape.kv_heads + kv),
                     scale: softmax_scale(shape),
+                    soft_cap: SoftCap::of(shape.scores.soft_cap),
                     starts: starts.map(|starts| &starts[batch * sequence..][..sequence]),
                 };
                 for first in (0..sequence).step_by(TILE) {
@@ -66,6 +68,7 @@ struct Heads<'a, A> {
     key: Head,
     value: Head,
     scale: A,
+    soft_cap: Option<SoftCap<A>>,
     /// The first key that each query attends to; `None` if it is always the first token.
     starts: Option<&'a [u32]>,
 }
@@ -164,7 +167,7 @@ impl<'a, A: Real> Tiles<'a, A> {
     where
         T: Element<Accumulator = A>,
     {
-        self.products(qkv, heads.key, keys);
+        self.products(qkv, heads.key, keys, heads.soft_cap);
         if keys.0 == queries.0 {
             for (key, row) in self.scores.chunks_exact_mut(TILE).take(keys.1).enumerate() {
                 row[..key].fill(A::NEG_INFINITY);
@@ -176,7 +179,7 @@ impl<'a, A: Real> Tiles<'a, A> {
     }
 
     /// Scores of a tile of keys `(first, count)` of a head, without a mask.
-    pub fn products<T>(&mut self, from: &[T], head: Head, keys: (usize, usize))
+    pub fn products<T>(&mut self, from: &[T], head: Head, keys: (usize, usize), soft_cap: Option<SoftCap<A>>)
     where
         T: Element<Accumulator = A>,
     {
@@ -191,6 +194,11 @@ impl<'a, A: Real> Tiles<'a, A> {
             accumulate: false,
         };
         product.run((self.scores, TILE));
+        if let Some(soft_cap) = soft_cap {
+            for score in &mut self.scores[..keys.1 * TILE] {
+                *score = soft_cap.bound(*score);
+            }
+        }
     }
 
     /// Replaces the scores by exponentials, and updates maximum and sum.

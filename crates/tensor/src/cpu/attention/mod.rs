@@ -65,7 +65,7 @@ fn padded(dim: usize) -> usize {
 }
 
 fn softmax_scale<A: Real>(shape: AttentionShape) -> A {
-    A::from_f64(1.0 / (shape.head_dim as f64).sqrt())
+    A::from_f64(shape.scale())
 }
 
 /// The first key of the first tile that a query, and so any later query, attends to.

@@ -13,6 +13,7 @@ use crate::cpu::access::{Access, Scatter};
 use crate::cpu::element::{Element, Real};
 use crate::cpu::lanes;
 use crate::cpu::parallel::{Rows, Threads};
+use crate::cpu::soft_cap::SoftCap;
 use crate::ops::{AttentionShape, SlicedAttention, SlicedAttentionBackward, Slices};
 
 /// Rows of one slice: the first row in its part, their number, and the position of the first.
@@ -107,6 +108,7 @@ pub fn forward<T: Element, O: Element<Accumulator = T::Accumulator>>(
     let out = Scatter::new(access.write::<O>(op.out));
     let log_sums = access.write::<T::Accumulator>(op.log_sums);
     let (layout, own) = (KeyLayout { shape, slices, first_owner, owners }, shape.sequence);
+    let soft_cap = SoftCap::of(shape.scores.soft_cap);
     threads.each_with_scratch(
         shape.batch * shape.heads,
         scratch,
@@ -126,7 +128,7 @@ pub fn forward<T: Element, O: Element<Accumulator = T::Accumulator>>(
                             continue;
                         }
                         let key = layout.head(owner, batch, kv);
-                        tiles.products(keys, key, key_tile.rows());
+                        tiles.products(keys, key, key_tile.rows(), soft_cap);
                         hide(&mut tiles, queries, key_tile, starts);
                         tiles.soften(key_tile.count);
                         let value = layout.head(owner, batch, shape.kv_heads + kv);
@@ -324,6 +326,7 @@ fn pair<T: Element>(
     pack(inputs.dout, out_head, queries.rows(), A::<T>::ONE, tiles.dout);
     let starts = inputs.starts.map(|starts| &starts[batch * shape.sequence..][..shape.sequence]);
     let log_sums = &inputs.log_sums[(batch * shape.heads + head) * shape.sequence + queries.row..];
+    let soft_cap = SoftCap::of(shape.scores.soft_cap);
 
     let scores = |left, right| Product {
         rows: queries.count,
@@ -344,9 +347,16 @@ fn pair<T: Element>(
         let probabilities = &mut tiles.probabilities[i * TILE..][..TILE];
         let dscores = &mut tiles.dscores[i * TILE..][..TILE];
         for key in 0..keys.count {
-            let seen = visible.contains(&key);
-            probabilities[key] = if seen { (probabilities[key] - log_sum).exp() } else { A::<T>::ZERO };
-            dscores[key] = if seen { probabilities[key] * (dscores[key] - dot) } else { A::<T>::ZERO };
+            if !visible.contains(&key) {
+                (probabilities[key], dscores[key]) = (A::<T>::ZERO, A::<T>::ZERO);
+                continue;
+            }
+            let score = soft_cap.map_or(probabilities[key], |soft_cap| soft_cap.bound(probabilities[key]));
+            probabilities[key] = (score - log_sum).exp();
+            dscores[key] = probabilities[key] * (dscores[key] - dot);
+            if let Some(soft_cap) = soft_cap {
+                dscores[key] = dscores[key] * soft_cap.slope(score);
+            }
         }
     }
 

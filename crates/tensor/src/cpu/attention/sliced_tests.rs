@@ -3,20 +3,36 @@
 use crate::cpu::access::bytes_of;
 use crate::cpu::attention;
 use crate::cpu::parallel::Threads;
-use crate::cpu::testing::{TestBackend, assert_close, random, starts};
+use crate::cpu::testing::{TestBackend, assert_close, first_keys, random};
 use crate::ops::{
-    Attention, AttentionBackward, AttentionSaved, AttentionShape, Columns, SlicedAttention,
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, Columns, Scores, SlicedAttention,
     SlicedAttentionBackward, Slices,
 };
 use crate::{Backend, Buffer, DType, View};
 
 /// Slices of several tiles with a partial one, and slices of some tokens; grouped heads, and widths that need padding.
-const SHAPES: [(AttentionShape, usize); 4] = [
-    (AttentionShape { batch: 2, sequence: 300, heads: 4, kv_heads: 2, head_dim: 5 }, 2),
-    (AttentionShape { batch: 1, sequence: 408, heads: 3, kv_heads: 1, head_dim: 18 }, 3),
-    (AttentionShape { batch: 2, sequence: 16, heads: 2, kv_heads: 2, head_dim: 4 }, 4),
-    (AttentionShape { batch: 1, sequence: 33, heads: 2, kv_heads: 2, head_dim: 4 }, 1),
+const SHAPES: [(AttentionShape, usize); 6] = [
+    (
+        AttentionShape { batch: 2, sequence: 300, heads: 4, kv_heads: 2, head_dim: 5, scores: Scores::PLAIN },
+        2,
+    ),
+    (
+        AttentionShape {
+            batch: 1,
+            sequence: 408,
+            heads: 3,
+            kv_heads: 1,
+            head_dim: 18,
+            scores: Scores::PLAIN,
+        },
+        3,
+    ),
+    (AttentionShape { batch: 2, sequence: 16, heads: 2, kv_heads: 2, head_dim: 4, scores: Scores::PLAIN }, 4),
+    (AttentionShape { batch: 1, sequence: 33, heads: 2, kv_heads: 2, head_dim: 4, scores: Scores::PLAIN }, 1),
+    (AttentionShape { batch: 1, sequence: 204, heads: 3, kv_heads: 1, head_dim: 18, scores: LIMITED }, 3),
+    (AttentionShape { batch: 1, sequence: 33, heads: 2, kv_heads: 2, head_dim: 4, scores: LIMITED }, 1),
 ];
+const LIMITED: Scores = Scores { width: Some(7), soft_cap: Some(0.9), window: Some(20) };
 const DOCUMENTS: [Option<&[usize]>; 4] = [None, Some(&[3, 1]), Some(&[70, 1, 90]), Some(&[128, 4])];
 
 /// A whole sample's attention: inputs, results and gradients, by rows.
@@ -39,7 +55,7 @@ impl Whole {
     ) -> Self {
         let width = shape.heads * shape.head_dim;
         let (qkv, dout) = (random(shape.rows() * shape.qkv_width(), 1), random(shape.rows() * width, 2));
-        let starts = documents.map(|lengths| starts(shape, lengths));
+        let starts = first_keys(shape, documents);
         let [qkv_buffer, dout_buffer] = [&qkv, &dout].map(|values| backend.buffer(values, DType::F64));
         let starts_buffer = starts.as_ref().map(|starts| backend.tokens(starts));
         let [out, log_sums, dqkv] =

@@ -3,13 +3,21 @@
 
 use crate::cpu::attention;
 use crate::cpu::parallel::Threads;
-use crate::cpu::testing::{TestBackend, assert_close, assert_gradient, dot, random, starts};
-use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use crate::cpu::testing::{TestBackend, assert_close, assert_gradient, dot, first_keys, random};
+use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, Scores};
 use crate::{Backend, Buffer, DType, View};
 
 /// Several tiles with a partial one, grouped heads, and a width that needs padding.
-const LONG: AttentionShape = AttentionShape { batch: 2, sequence: 150, heads: 4, kv_heads: 2, head_dim: 5 };
-const SHORT: AttentionShape = AttentionShape { batch: 2, sequence: 7, heads: 3, kv_heads: 1, head_dim: 18 };
+const LONG: AttentionShape =
+    AttentionShape { batch: 2, sequence: 150, heads: 4, kv_heads: 2, head_dim: 5, scores: Scores::PLAIN };
+const SHORT: AttentionShape =
+    AttentionShape { batch: 2, sequence: 7, heads: 3, kv_heads: 1, head_dim: 18, scores: Scores::PLAIN };
+
+/// The same with a window over some tiles and within one, soft caps, and another scale.
+const LIMITED_LONG: AttentionShape =
+    AttentionShape { scores: Scores { width: None, soft_cap: Some(0.8), window: Some(70) }, ..LONG };
+const LIMITED_SHORT: AttentionShape =
+    AttentionShape { scores: Scores { width: Some(11), soft_cap: Some(1.5), window: Some(3) }, ..SHORT };
 
 /// Documents within a tile, over several tiles, of one token, and across the end of a sample. `None` is one document.
 const DOCUMENTS: [Option<&[usize]>; 4] = [None, Some(&[3, 1]), Some(&[70, 1, 90]), Some(&[128, 4])];
@@ -34,10 +42,10 @@ impl<'a> Run<'a> {
         plain: bool,
         qkv: &[f64],
     ) -> Self {
-        let starts = documents.map(|lengths| backend.tokens(&starts(shape, lengths)));
+        let starts = first_keys(shape, documents).map(|starts| backend.tokens(&starts));
         let out = backend.blank(shape.rows() * shape.heads * shape.head_dim, DType::F64);
-        let saved =
-            backend.blank(if plain { shape.scores() } else { shape.rows() * shape.heads }, DType::F64);
+        let saved = backend
+            .blank(if plain { shape.score_elements() } else { shape.rows() * shape.heads }, DType::F64);
         let run = Run { backend, shape, starts, out, saved, plain };
         let qkv = backend.buffer(qkv, DType::F64);
         backend.cpu.attention(Attention {
@@ -89,18 +97,22 @@ fn input(shape: AttentionShape, seed: u64) -> Vec<f64> {
 
 /// Output, log-sum-exp and probabilities by the definition.
 fn by_definition(shape: AttentionShape, documents: Documents, qkv: &[f64]) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
-    let starts = documents.map(|lengths| starts(shape, lengths));
-    let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
+    let starts = first_keys(shape, documents);
+    let AttentionShape { batch, sequence, heads, kv_heads, head_dim, .. } = shape;
     let vector = |b: usize, t: usize, head: usize| {
         &qkv[(b * sequence + t) * shape.qkv_width() + head * head_dim..][..head_dim]
     };
     let mut out = vec![0.0; shape.rows() * heads * head_dim];
-    let (mut log_sums, mut probabilities) = (Vec::new(), vec![0.0; shape.scores()]);
+    let (mut log_sums, mut probabilities) = (Vec::new(), vec![0.0; shape.score_elements()]);
     for (b, h, t) in
         (0..batch * heads * sequence).map(|i| (i / sequence / heads, i / sequence % heads, i % sequence))
     {
         let kv = h * kv_heads / heads;
-        let score = |s| dot(vector(b, t, h), vector(b, s, heads + kv)) / (head_dim as f64).sqrt();
+        let width = shape.scores.width.unwrap_or(head_dim) as f64;
+        let score = |s| {
+            let score = dot(vector(b, t, h), vector(b, s, heads + kv)) / width.sqrt();
+            shape.scores.soft_cap.map_or(score, |cap| cap * (score / cap).tanh())
+        };
         let seen = starts.as_ref().map_or(0, |starts| starts[b * sequence + t] as usize)..=t;
         let sum: f64 = seen.clone().map(|s| f64::exp(score(s))).sum();
         log_sums.push(sum.ln());
@@ -118,7 +130,9 @@ fn by_definition(shape: AttentionShape, documents: Documents, qkv: &[f64]) -> (V
 #[test]
 fn forward_is_the_definition() {
     let backend = TestBackend::new(1);
-    for (shape, documents) in [SHORT, LONG].into_iter().flat_map(|shape| DOCUMENTS.map(|d| (shape, d))) {
+    for (shape, documents) in
+        [SHORT, LONG, LIMITED_SHORT, LIMITED_LONG].into_iter().flat_map(|shape| DOCUMENTS.map(|d| (shape, d)))
+    {
         let qkv = input(shape, 1);
         let (out, log_sums, probabilities) = by_definition(shape, documents, &qkv);
         for (plain, saved) in [(false, log_sums), (true, probabilities)] {
@@ -129,12 +143,18 @@ fn forward_is_the_definition() {
     }
 }
 
+/// A shape with and without limits, plain and flash attention, and documents.
+fn cases(shapes: [AttentionShape; 2]) -> impl Iterator<Item = (AttentionShape, bool, Documents<'static>)> {
+    let kinds = shapes.into_iter().flat_map(|shape| [false, true].map(|plain| (shape, plain)));
+    kinds.flat_map(|(shape, plain)| DOCUMENTS.map(|documents| (shape, plain, documents)))
+}
+
 #[test]
 fn backward_is_the_derivative() {
     let backend = TestBackend::new(1);
     let (qkv, dout) = (input(SHORT, 1), random(SHORT.rows() * SHORT.heads * SHORT.head_dim, 2));
-    for (plain, documents) in [false, true].into_iter().flat_map(|plain| DOCUMENTS.map(|d| (plain, d))) {
-        let run = |qkv: &[f64]| Run::new(&backend, SHORT, documents, plain, qkv);
+    for (shape, plain, documents) in cases([SHORT, LIMITED_SHORT]) {
+        let run = |qkv: &[f64]| Run::new(&backend, shape, documents, plain, qkv);
         let gradient = run(&qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
         assert_gradient(&qkv, &gradient, |qkv| dot(&run(qkv).out(), &dout));
     }
@@ -144,8 +164,8 @@ fn backward_is_the_derivative() {
 fn backward_is_the_derivative_across_tiles() {
     let backend = TestBackend::new(1);
     let (qkv, dout) = (input(LONG, 1), random(LONG.rows() * LONG.heads * LONG.head_dim, 2));
-    for (plain, documents) in [false, true].into_iter().flat_map(|plain| DOCUMENTS.map(|d| (plain, d))) {
-        let run = |qkv: &[f64]| Run::new(&backend, LONG, documents, plain, qkv);
+    for (shape, plain, documents) in cases([LONG, LIMITED_LONG]) {
+        let run = |qkv: &[f64]| Run::new(&backend, shape, documents, plain, qkv);
         let gradient = run(&qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
         for direction in (3..9).map(|seed| input(LONG, seed)) {
             let along = |by: &[f64]| {
@@ -183,13 +203,13 @@ fn pass(
     dout: &[f64],
 ) -> [Vec<f64>; 2] {
     let backend = TestBackend::new(1);
-    let starts = documents.map(|lengths| backend.tokens(&starts(shape, lengths)));
+    let starts = first_keys(shape, documents).map(|starts| backend.tokens(&starts));
     let starts = starts.as_ref().map(Buffer::view);
     let [qkv, dout] = [qkv, dout].map(|values| backend.buffer(values, dtype));
     let [out, dqkv] = [dout.len(), qkv.len()].map(|len| backend.blank(len, dtype));
     let (sums, scores) = (
         backend.blank(shape.rows() * shape.heads, dtype.accumulator()),
-        backend.blank(shape.scores(), dtype),
+        backend.blank(shape.score_elements(), dtype),
     );
     let saved = if plain {
         AttentionSaved::Probabilities(scores.view())
