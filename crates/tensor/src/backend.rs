@@ -6,8 +6,8 @@ use crate::memory::Memory;
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    SlicedAttention, SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, Update,
+    LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
+    ScaledSum, SlicedAttention, SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, Update,
     UpdateControl,
 };
 use crate::{
@@ -162,4 +162,10 @@ pub trait Backend {
     fn update_control(&self, op: UpdateControl);
     /// See [`Update`].
     fn update(&self, op: Update);
+    /// See [`Momentum`].
+    fn momentum(&self, op: Momentum);
+    /// See [`Normalize`].
+    fn normalize(&self, op: Normalize);
+    /// See [`ScaledSum`].
+    fn scaled_sum(&self, op: ScaledSum);
 }

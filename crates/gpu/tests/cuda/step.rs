@@ -2,8 +2,8 @@
 
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
-    LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, Update, UpdateControl,
-    UpdateRule, control,
+    LearningRate, LossScaler, Momentum, Normalize, Parameters, RateCurve, ScaledSum, Segment, Squares,
+    SumsOfSquares, Update, UpdateControl, UpdateRule, control,
 };
 
 use crate::test_backend::{COMPUTE, agree, any_gpu, random};
@@ -61,12 +61,13 @@ fn the_control_goes_through_good_and_bad_steps() {
 }
 
 /// Every rule, with and without states.
-const RULES: [UpdateRule; 5] = [
+const RULES: [UpdateRule; 6] = [
     UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 },
     UpdateRule::Lion { betas: (0.9, 0.99) },
     UpdateRule::Sgd { momentum: 0.9, nesterov: false },
     UpdateRule::Sgd { momentum: 0.9, nesterov: true },
     UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+    UpdateRule::Direction,
 ];
 
 #[test]
@@ -140,5 +141,42 @@ fn squares_of_many_gradients_are_summed_at_once() {
             backend.device.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(total.view()) });
             vec![own, total]
         });
+    }
+}
+
+#[test]
+fn momenta_give_directions_that_are_normalised_and_added() {
+    const LEN: usize = 5003;
+    let Some(gpu) = any_gpu() else { return };
+    for (gradients, states, directions) in [
+        (DType::F32, DType::F32, DType::F32),
+        (DType::BF16, DType::F32, DType::BF16),
+        (DType::F16, DType::BF16, DType::BF16),
+    ] {
+        let coarsest = if directions == DType::F32 { DType::F32 } else { DType::BF16 };
+        for (nesterov, skip) in [(true, 0.0), (false, 0.0), (true, 1.0)] {
+            agree(&gpu, coarsest, &format!("momentum, Nesterov {nesterov}, skip {skip}"), |backend| {
+                let mut slots = [0.5; control::LEN];
+                slots[control::SKIP] = skip;
+                let slots = backend.numbers(&slots, DType::F32);
+                let gradient = backend.numbers(&random(LEN, 1), gradients);
+                let momentum = backend.numbers(&random(LEN, 2), states);
+                let out = backend.numbers(&random(LEN, 3), directions);
+                let other = backend.numbers(&random(LEN, 4), directions);
+                let sum = backend.numbers(&[9.0], DType::F32);
+                backend.device.momentum(Momentum {
+                    gradient: gradient.view(),
+                    momentum: momentum.view(),
+                    out: out.view(),
+                    control: slots.view(),
+                    beta: 0.95,
+                    nesterov,
+                });
+                let (x, y, sum_of_squares) = (out.view(), other.view(), sum.view());
+                backend.device.normalize(Normalize { x, sum_of_squares, epsilon: 1e-7 });
+                backend.device.scaled_sum(ScaledSum { x, y, factors: (2.0, -0.5) });
+                vec![momentum, out]
+            });
+        }
     }
 }

@@ -61,7 +61,7 @@ const SETS: &[&[&str]] = &[
     &["memory.recompute=some"],
     &["memory.attention=sparse"],
     &["optimizer.name=adafactor"],
-    &["optimizer.name=muon"],
+    &["optimizer.adjust_lr=original"],
     // Model.
     &["model.layers=0"],
     &["model.hidden=130"],

@@ -14,8 +14,8 @@ use crate::device::asks_library;
 use crate::ops::{
     Attention, AttentionBackward, AttentionShape, CachedAttention, CastToFloat8, Check, ColumnSum,
     CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
-    Requantize, Residual, Rotary, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
+    LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, ScaledSum, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
     SwigluBackward, Update, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
@@ -259,6 +259,9 @@ impl Backend for Paper {
         sums_of_squares: SumsOfSquares,
         update_control: UpdateControl,
         update: Update,
+        momentum: Momentum,
+        normalize: Normalize,
+        scaled_sum: ScaledSum,
     }
 }
 
