@@ -6,9 +6,9 @@ use crate::memory::Memory;
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
-    ScaledSum, SlicedAttention, SlicedAttentionBackward, Squares, SumsOfSquares, Swiglu, SwigluBackward, Update,
-    UpdateControl,
+    LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize,
+    Requantize, Residual, Rotary, ScaledSum, SlicedAttention, SlicedAttentionBackward, Squares,
+    SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,

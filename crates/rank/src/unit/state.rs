@@ -101,14 +101,11 @@ impl Run {
             if range.is_empty() {
                 continue;
             }
-            let run = match runs.last_mut().filter(|_| is_neighbour) {
-                Some(run) => run,
-                None => {
-                    let first = if is_uniform { owned.clone() } else { range.clone() };
-                    runs.push(Run { range: first, whole, states, segments: Vec::new() });
-                    runs.last_mut().expect("just pushed")
-                }
-            };
+            if runs.is_empty() || !is_neighbour {
+                let first = if is_uniform { owned.clone() } else { range.clone() };
+                runs.push(Run { range: first, whole, states, segments: Vec::new() });
+            }
+            let run = runs.last_mut().expect("one is there");
             run.range.end = run.range.end.max(range.end);
             run.add(&range, optimizer.update_of(&placed.parameter));
         }

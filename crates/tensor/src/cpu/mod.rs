@@ -43,8 +43,8 @@ use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Float8Source, Linear, LinearBackwardInput,
     LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions,
-    PositionsBackward, Quantize, Requantize, Residual, Rotary, ScaledSum, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
-    SwigluBackward, Update, UpdateControl,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, ScaledSum, SlicedAttention,
+    SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
 };
 use crate::{AddressSpace, Backend, Buffer, Category, DType, Float8, Memory, View};
 

@@ -7,9 +7,9 @@ use crate::ops::{
     Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
     CastToFloat8, ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward,
     Float8Source, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum,
-    Norm, NormBackward, Normalize, Parameters, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, ScaledSum,
-    SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
-    UpdateRule, visible_pairs,
+    Norm, NormBackward, Normalize, Parameters, Positions, PositionsBackward, Quantize, Requantize, Residual,
+    Rotary, ScaledSum, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward,
+    Update, UpdateControl, UpdateRule, visible_pairs,
 };
 use crate::{DType, View};
 

@@ -15,8 +15,8 @@ use crate::ops::{
     Attention, AttentionBackward, AttentionShape, CachedAttention, CastToFloat8, Check, ColumnSum,
     CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput,
     LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions,
-    PositionsBackward, Quantize, Requantize, Residual, Rotary, ScaledSum, SlicedAttention, SlicedAttentionBackward, SumsOfSquares, Swiglu,
-    SwigluBackward, Update, UpdateControl,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, ScaledSum, SlicedAttention,
+    SlicedAttentionBackward, SumsOfSquares, Swiglu, SwigluBackward, Update, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
