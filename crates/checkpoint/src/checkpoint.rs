@@ -111,7 +111,7 @@ impl Checkpoint {
         &self.manifest.plan
     }
 
-    /// The stored tensors of every parameter. A converted model has only weights.
+    /// The stored tensors, of the parameters that have them. A converted model has only weights.
     pub fn stored_tensors(&self) -> &[StoredTensor] {
         &self.manifest.stored_tensors
     }
@@ -133,14 +133,19 @@ impl Checkpoint {
             TensorPlace { parameter: name, stored, shape, slices: slices.collect() }
         };
         let stored = &self.manifest.stored_tensors;
-        parameters
-            .flat_map(|parameter| stored.iter().map(move |&stored| place((parameter, stored))))
-            .collect()
+        let tensors = |parameter| stored.iter().map(move |&stored| (parameter, stored));
+        let has = |(parameter, stored): &(Parameter, StoredTensor)| plan.stores(parameter, *stored);
+        parameters.flat_map(tensors).filter(has).map(place).collect()
     }
 
     /// The whole configuration of the run that wrote it, as TOML.
     pub fn config(&self) -> &str {
         &self.manifest.config
+    }
+
+    /// The elements of all its tensors.
+    pub fn elements(&self) -> u64 {
+        self.tensors.values().map(|tensor| tensor.elements as u64).sum()
     }
 
     /// Bytes of its files, without the manifest.
@@ -261,6 +266,9 @@ fn tensors(
     for (parameter, &stored) in
         parameters.flat_map(|parameter| manifest.stored_tensors.iter().map(move |stored| (parameter, stored)))
     {
+        if !plan.stores(&parameter, stored) {
+            continue;
+        }
         let tensor = tensors.entry((parameter.name(), stored)).or_default();
         check_cover(&parameter, &mut tensor.parts.iter().map(|part| &part.slice).collect::<Vec<_>>())?;
         (tensor.columns, tensor.elements) = (parameter.shape[1], parameter.valid_elements());

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{Compute, Plan};
-use kintsugi_rank::{Elements, FiniteStore, Store, StoreError};
+use kintsugi_rank::{AverageStore, Elements, FiniteStore, Store, StoreError};
 
 use crate::huggingface::{ExportOptions, HuggingFaceFolder, export, parameter_count};
 use crate::{CheckpointError, RunProgress, WeightsFolder, write};
@@ -18,18 +18,29 @@ pub enum ConversionTarget {
     Checkpoint(Box<Plan>),
 }
 
-/// Writes `from` as the folder `to`, which is complete or absent. Fails if a number is not finite, unless `non_finite` allows
-/// it. Calls `moved` with the number of elements after every read.
+/// What a conversion writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConversionOptions {
+    /// The moving average of the weights instead of the weights. Only for a Hugging Face folder.
+    pub average: bool,
+    /// Also numbers that are not finite.
+    pub non_finite: bool,
+}
+
+/// Writes `from` as the folder `to`, which is complete or absent. Fails if a number is not finite, unless the options allow it.
+/// Calls `moved` with the number of elements after every read.
 pub fn convert(
     from: &WeightsFolder,
     to: &Path,
     target: &ConversionTarget,
-    non_finite: bool,
+    ConversionOptions { average, non_finite }: ConversionOptions,
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), CheckpointError> {
     let counting = CountingStore { store: from, moved };
-    let store: &dyn Store =
-        if non_finite { &counting } else { &FiniteStore { store: &counting, compute: Compute::Fp32 } };
+    let averages = AverageStore { store: &counting };
+    let store: &dyn Store = if average { &averages } else { &counting };
+    let finite = FiniteStore { store, compute: Compute::Fp32 };
+    let store: &dyn Store = if non_finite { store } else { &finite };
     match target {
         ConversionTarget::HuggingFace(dtype) => {
             let file_bytes = ExportOptions::FILE_BYTES;
@@ -55,11 +66,12 @@ pub fn convert(
 
 /// The number of elements that a conversion reads. Copies on several ranks count once.
 pub fn elements(from: &WeightsFolder, target: &ConversionTarget) -> u64 {
-    let kept = match target {
-        ConversionTarget::HuggingFace(_) => 1,
-        ConversionTarget::Checkpoint(_) => from.stored_tensors().len() as u64,
-    };
-    kept * parameter_count(from.model())
+    match (target, from) {
+        (ConversionTarget::Checkpoint(_), WeightsFolder::Checkpoint(checkpoint)) => checkpoint.elements(),
+        (ConversionTarget::Checkpoint(_) | ConversionTarget::HuggingFace(_), _) => {
+            parameter_count(from.model())
+        }
+    }
 }
 
 /// The plan of a checkpoint that is made from these weights. It has one rank unless `sets` change that.

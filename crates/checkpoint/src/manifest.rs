@@ -31,7 +31,7 @@ pub struct Manifest {
     pub plan: Plan,
     /// The whole configuration of the run as TOML, for people. The program does not read it.
     pub config: String,
-    /// The stored tensors of every parameter.
+    /// The stored tensors, of the parameters that have them.
     #[serde(rename = "kept")]
     pub stored_tensors: Vec<StoredTensor>,
     /// The files beside the manifest.

@@ -151,7 +151,7 @@ impl Checkpoint {
 fn describe(kind: OptimizerKind) -> String {
     let name = format!("optimizer.name = \"{}\"", kind.name());
     match kind {
-        OptimizerKind::AdamW { .. } | OptimizerKind::Lion { .. } => name,
+        OptimizerKind::AdamW { .. } | OptimizerKind::Lion { .. } | OptimizerKind::Muon { .. } => name,
         OptimizerKind::Sgd { momentum, .. } => format!("{name} and momentum = {momentum}"),
     }
 }

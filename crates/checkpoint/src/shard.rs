@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use kintsugi_plan::parameters::{Parameter, TensorSplit};
+use kintsugi_plan::parameters::{Parameter, TensorSplit, parameters};
 use kintsugi_plan::{Compute, MAX_PARTS, Plan, Unit};
 use kintsugi_rank::{Rank, StoredTensor};
 use safetensors::tensor::{Dtype, TensorInfo};
@@ -53,7 +53,7 @@ impl Shard {
                     let start = placed.range.start.max(share.start);
                     let end = placed.range.end.min(share.end);
                     let replica = placed.parameter.split == TensorSplit::Whole && at.tp() > 0;
-                    if start >= end || replica {
+                    if start >= end || replica || !plan.stores(&placed.parameter, stored) {
                         continue;
                     }
                     let local = start - placed.range.start..end - placed.range.start;
@@ -106,15 +106,20 @@ fn is_finite(bytes: &[u8], compute: Compute) -> bool {
 
 /// Bytes of the copies of all ranks' weights and states for a checkpoint.
 pub fn snapshot_bytes(plan: &Plan) -> u64 {
-    let per_parameter: usize =
-        plan.stored_tensors().iter().map(|&stored| stored_type(plan, stored).bitsize() / 8).sum();
-    plan.parameter_count() * per_parameter as u64
+    let stored = plan.stored_tensors();
+    let of_parameter = |parameter: &Parameter| {
+        let tensors = stored.iter().filter(|&&stored| plan.stores(parameter, stored));
+        let bytes: usize = tensors.map(|&stored| stored_type(plan, stored).bitsize() / 8).sum();
+        (parameter.valid_elements() * bytes) as u64
+    };
+    let of_unit = |unit| parameters(&plan.model, unit, 1).iter().map(of_parameter).sum::<u64>();
+    plan.units().into_iter().map(of_unit).sum()
 }
 
-/// The type of a stored tensor: fp32 for weights, and the plan's type for states.
+/// The type of a stored tensor: fp32 for weights and their average, and the plan's type for states.
 fn stored_type(plan: &Plan, stored: StoredTensor) -> Dtype {
     match (stored, plan.precision.states) {
-        (StoredTensor::Weights, _) | (_, Compute::Fp32) => Dtype::F32,
+        (StoredTensor::Weights | StoredTensor::Average, _) | (_, Compute::Fp32) => Dtype::F32,
         (_, Compute::Bf16) => Dtype::BF16,
         (_, Compute::Fp16) => Dtype::F16,
     }

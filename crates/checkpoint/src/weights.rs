@@ -56,7 +56,7 @@ impl WeightsFolder {
         }
     }
 
-    /// The stored tensors of every parameter.
+    /// The stored tensors, of the parameters that have them.
     pub fn stored_tensors(&self) -> &[StoredTensor] {
         match self {
             WeightsFolder::HuggingFace(_) => &[StoredTensor::Weights],

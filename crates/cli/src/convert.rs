@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use kintsugi_checkpoint::WeightsFolder;
-use kintsugi_checkpoint::convert::{ConversionTarget, convert, elements, plan_for};
+use kintsugi_checkpoint::convert::{ConversionOptions, ConversionTarget, convert, elements, plan_for};
 use kintsugi_plan::Compute;
 use kintsugi_spec::units;
 use serde::Serialize;
 
 use crate::describe::word;
 use crate::failure::Failure;
+use crate::model;
 use crate::output::Output;
 use crate::progress::Progress;
 
@@ -41,6 +42,9 @@ pub struct Arguments {
     /// Type of the weights in a Hugging Face folder; fp32 by default
     #[arg(long, value_name = "TYPE")]
     dtype: Option<DType>,
+    /// Writes the moving average of the weights (optimizer.ema) instead of the weights, to a Hugging Face folder
+    #[arg(long)]
+    average: bool,
     /// Sets a value of the checkpoint's configuration, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
@@ -60,6 +64,8 @@ Examples:
       the same, cut for eight ranks
   kintsugi convert out model --dtype bf16
       the newest checkpoint of the run in out into a Hugging Face folder
+  kintsugi convert out model --average
+      the moving average of its weights instead
   kintsugi convert out again --set parallel.tp=8
       the newest checkpoint of the run in out, for other ranks";
 
@@ -104,8 +110,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     check_free(&to)?;
     let from = WeightsFolder::open(&arguments.from)?;
     let target = target(arguments, &from)?;
+    if arguments.average {
+        model::check_average(&from, &arguments.from)?;
+    }
     let progress = Progress::new("converting", elements(&from, &target));
-    let converted = convert(&from, &to, &target, arguments.allow_non_finite, &|moved| progress.add(moved));
+    let options = ConversionOptions { average: arguments.average, non_finite: arguments.allow_non_finite };
+    let converted = convert(&from, &to, &target, options, &|moved| progress.add(moved));
     drop(progress);
     converted.map_err(Failure::run)?;
     let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, error))?;
@@ -156,6 +166,9 @@ fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<ConversionTarge
         (Kind::Checkpoint, Some(_)) => {
             Err(Failure::mistake("--dtype needs a Hugging Face folder as the target; checkpoints are fp32"))
         }
+        (Kind::Checkpoint, None) if arguments.average => Err(Failure::mistake(
+            "--average needs a Hugging Face folder as the target; a checkpoint has both",
+        )),
         (Kind::Checkpoint, None) => {
             let plan = plan_for(from, &arguments.sets)?;
             from.check_model(&plan)?;

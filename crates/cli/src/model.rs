@@ -1,6 +1,6 @@
 //! The model of a folder, ready to run; shared by `generate` and `eval`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
@@ -8,7 +8,7 @@ use kintsugi_checkpoint::convert::plan_for;
 use kintsugi_data::TextCodec;
 use kintsugi_engine::{MemoryChoice, tokenizer};
 use kintsugi_plan::{Data, Plan};
-use kintsugi_rank::{FiniteStore, RankMemory, Store};
+use kintsugi_rank::{AverageStore, FiniteStore, RankMemory, Store, StoredTensor};
 
 use crate::failure::Failure;
 use crate::fit;
@@ -23,6 +23,9 @@ pub struct ModelArguments {
     /// Overrides a value of the configuration, as in --set parallel.tp=2
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
+    /// Uses the moving average of the weights (optimizer.ema) instead of the weights
+    #[arg(long)]
+    average: bool,
     /// Allows weights that are not finite; by default they are an error
     #[arg(long)]
     allow_non_finite: bool,
@@ -31,7 +34,11 @@ pub struct ModelArguments {
 impl ModelArguments {
     /// Opens the folder.
     pub fn open(&self) -> Result<WeightsFolder, Failure> {
-        Ok(WeightsFolder::open(&self.folder)?)
+        let weights = WeightsFolder::open(&self.folder)?;
+        if self.average {
+            check_average(&weights, &self.folder)?;
+        }
+        Ok(weights)
     }
 
     /// Runs `work` with a reader of the weights. Weights that are not finite are an error, unless they are allowed.
@@ -42,7 +49,9 @@ impl ModelArguments {
         work: impl FnOnce(&dyn Store) -> T,
     ) -> T {
         let compute = plan.precision.compute;
-        if self.allow_non_finite { work(weights) } else { work(&FiniteStore { store: weights, compute }) }
+        let average = AverageStore { store: weights };
+        let store: &dyn Store = if self.average { &average } else { weights };
+        if self.allow_non_finite { work(store) } else { work(&FiniteStore { store, compute }) }
     }
 
     /// The plan of its model. `--set` overrides `under`, and `over` overrides `--set`.
@@ -51,6 +60,15 @@ impl ModelArguments {
         weights.check_model(&plan)?;
         Ok(plan)
     }
+}
+
+/// Fails if a folder has no moving average of the weights.
+pub fn check_average(weights: &WeightsFolder, folder: &Path) -> Result<(), Failure> {
+    if weights.stored_tensors().contains(&StoredTensor::Average) {
+        return Ok(());
+    }
+    let rule = "has no average of the weights; --average needs a checkpoint of a run with optimizer.ema";
+    Err(Failure::mistake(format!("{} {rule}", folder.display())))
 }
 
 /// The memory of the ranks. Fails if they do not fit.

@@ -20,6 +20,7 @@ use kintsugi_comm::mpi::launched;
 use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
     Event, MemoryChoice, Start, TrainOptions, TrainOutcome, dataset, device, train, with_end_of_document,
+    with_steps,
 };
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Data, DeviceKind, Plan, Resume};
@@ -147,6 +148,7 @@ impl PreparedRun {
         let plan = with_end_of_document(plan)?;
         check_node(&plan)?;
         let dataset = dataset(&plan)?;
+        let plan = with_steps(plan, &*dataset)?;
         let prediction = predict(&plan, device(&plan, connection), Coverage::WholeStep);
         fit::here(&plan, &prediction, connection.ranks_here(plan.mesh.ranks())).map_err(Failure::mistake)?;
         fit::check_device(&plan)?;

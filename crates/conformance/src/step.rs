@@ -1,20 +1,21 @@
 //! The end of a step: its control values, and the update.
 
 use kintsugi_tensor::ops::{
-    LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, Update, UpdateControl, UpdateRule,
-    control,
+    LearningRate, LossScaler, Momentum, Normalize, Parameters, ScaledSum, Segment, Squares, SumsOfSquares, Update,
+    UpdateControl, UpdateRule, control,
 };
 use kintsugi_tensor::{Buffer, DType};
 
 use crate::test_backend::{TestBackend, random};
 
 /// Every rule, with and without states.
-pub const RULES: [UpdateRule; 5] = [
+pub const RULES: [UpdateRule; 6] = [
     UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 },
     UpdateRule::Lion { betas: (0.9, 0.99) },
     UpdateRule::Sgd { momentum: 0.9, nesterov: false },
     UpdateRule::Sgd { momentum: 0.9, nesterov: true },
     UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+    UpdateRule::Direction,
 ];
 
 /// The control values after good and bad steps.
@@ -110,4 +111,35 @@ pub fn sums_of_squares(backend: &TestBackend) -> Vec<Buffer> {
         .collect();
     backend.device.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(total.view()) });
     vec![own, total]
+}
+
+/// A momentum, and the direction that follows from it, which is normalised and added to another one. The types are those of the
+/// gradient, of the momentum and of directions.
+pub fn momentum(
+    backend: &TestBackend,
+    [gradients, states, directions]: [DType; 3],
+    nesterov: bool,
+    skip: f32,
+) -> Vec<Buffer> {
+    const LEN: usize = 5003;
+    let mut slots = [0.5; control::LEN];
+    slots[control::SKIP] = skip;
+    let slots = backend.numbers(&slots, DType::F32);
+    let gradient = backend.numbers(&random(LEN, 1), gradients);
+    let momentum = backend.numbers(&random(LEN, 2), states);
+    let out = backend.numbers(&random(LEN, 3), directions);
+    let other = backend.numbers(&random(LEN, 4), directions);
+    let sum = backend.numbers(&[9.0], DType::F32);
+    backend.device.momentum(Momentum {
+        gradient: gradient.view(),
+        momentum: momentum.view(),
+        out: out.view(),
+        control: slots.view(),
+        beta: 0.95,
+        nesterov,
+    });
+    let (x, y, sum_of_squares) = (out.view(), other.view(), sum.view());
+    backend.device.normalize(Normalize { x, sum_of_squares, epsilon: 1e-7 });
+    backend.device.scaled_sum(ScaledSum { x, y, factors: (2.0, -0.5) });
+    vec![momentum, out]
 }

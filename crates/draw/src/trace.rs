@@ -351,7 +351,8 @@ impl SpanKind {
                 Computation::Backward(BackwardPart::Input) => SpanKind::BackwardInput,
                 Computation::Backward(BackwardPart::Weight) => SpanKind::BackwardWeight,
             },
-            Op::Step(StepOp::Measure | StepOp::Clip | StepOp::Update) => SpanKind::Optimizer,
+            Op::Step(StepOp::Measure | StepOp::Clip | StepOp::Update | StepOp::Average)
+            | Op::Matrices { .. } => SpanKind::Optimizer,
             Op::Step(StepOp::Begin)
             | Op::Load { .. }
             | Op::Feed { .. }

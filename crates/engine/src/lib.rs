@@ -33,7 +33,7 @@ pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, platform, run_jo
 pub use kintsugi_run::StepReport;
 pub use report::TrainOutcome;
 pub use resume_split::resume_split;
-pub use source::{dataset, evaluation_dataset, tokenizer};
+pub use source::{dataset, evaluation_dataset, tokenizer, with_steps};
 pub use start::Start;
 pub use threads::{ThreadError, start_shared_threads};
 pub use tokenizers::{check_tokenizers, resume_end_of_document, with_end_of_document};

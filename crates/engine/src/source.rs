@@ -7,7 +7,7 @@ use std::path::Path;
 use kintsugi_data::{
     DataError, Dataset, Demo, MicroBatch, PackedBlend, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
 };
-use kintsugi_plan::{Data, DataSource, Op, Plan, Program, TokenData};
+use kintsugi_plan::{Data, DataSource, MAX_STEPS, Op, Plan, Program, TokenData};
 use kintsugi_rank::{TokenSource, Tokens};
 
 use crate::Worker;
@@ -51,6 +51,29 @@ fn open(plan: &Plan, validation: Split, evaluates: bool) -> Result<Box<dyn Datas
             Ok(Box::new(packed))
         }
     }
+}
+
+/// The plan with its length in steps, if it is given in epochs: until the dataset's sources have all been read as often.
+pub fn with_steps(mut plan: Plan, dataset: &dyn Dataset) -> Result<Plan, DataError> {
+    let Some(epochs) = plan.run.epochs else { return Ok(plan) };
+    let wrong = |rule: &str| Err(DataError::Value(format!("run.epochs = {epochs} {rule}; use run.steps")));
+    let global = plan.batch.global as u64;
+    let read = |steps: u64| dataset.epochs(steps * global).into_iter().map(|(_, epochs)| epochs);
+    if read(0).next().is_none() {
+        return wrong("needs token files, because the demo's data have no end");
+    }
+    let are_enough = |steps: u64| read(steps).all(|read| read >= epochs);
+    if !are_enough(MAX_STEPS) {
+        return wrong(&format!("is more than the {MAX_STEPS} steps that a run has at most"));
+    }
+    // The fewest steps that are enough are above `fewer` and at most `enough`.
+    let (mut fewer, mut enough) = (0, MAX_STEPS);
+    while fewer + 1 < enough {
+        let middle = fewer.midpoint(enough);
+        if are_enough(middle) { enough = middle } else { fewer = middle }
+    }
+    plan.run = plan.run.with_steps(enough);
+    Ok(plan)
 }
 
 /// The name of the tokenizer of a plan's data: the configured one, or else the one that made the files of the first source,
@@ -214,5 +237,49 @@ impl<'a> ReadAhead<'a> {
     /// Why the next global batch could not be read, if it could not.
     pub fn into_failure(self) -> Option<DataError> {
         self.failure
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+
+    /// Two sources that take turns, the second of which has twice as many samples.
+    struct Two;
+
+    impl Dataset for Two {
+        fn vocab(&self) -> usize {
+            128
+        }
+
+        fn floor(&self, _sequence: usize) -> Option<f64> {
+            None
+        }
+
+        fn epochs(&self, samples: u64) -> Vec<(String, f64)> {
+            [100.0, 200.0].map(|all| (String::new(), samples as f64 / 2.0 / all)).to_vec()
+        }
+
+        fn sample(&self, _split: Split, _index: u64, _out: &mut [u32]) -> Result<(), DataError> {
+            unreachable!("nothing is read")
+        }
+    }
+
+    #[test]
+    fn epochs_end_when_every_source_has_been_read_as_often() {
+        let steps = |dataset: &dyn Dataset, epochs: &str| {
+            let plan = ConfigSource::demo().set("batch.global=32").set(format!("run.epochs={epochs}"));
+            let plan = with_steps(plan.plan().expect("a legal config"), dataset);
+            plan.map(|plan| (plan.run.steps, plan.run.epochs)).map_err(|error| error.to_string())
+        };
+        // 400 samples for an epoch of the second source.
+        assert_eq!(steps(&Two, "1"), Ok((13, None)));
+        assert_eq!(steps(&Two, "0.5"), Ok((7, None)));
+        assert_eq!(steps(&Two, "8"), Ok((100, None)));
+        let demo = steps(&Demo::new(1), "1").expect_err("it has no end");
+        assert!(demo.contains("run.epochs = 1 needs token files"), "{demo}");
+        assert!(steps(&Two, "1e9").expect_err("too long").contains("more than the"));
     }
 }

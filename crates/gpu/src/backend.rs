@@ -15,10 +15,7 @@ use super::{
 };
 use kintsugi_tensor::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
-    Requantize, Residual, Rotary, RowDots, SlicedAttention, SlicedAttentionBackward, SplitNorm,
-    SplitNormBackward, SumsOfSquares, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
 };
 use kintsugi_tensor::{
     AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,
@@ -276,5 +273,8 @@ impl Backend for GpuBackend {
         sums_of_squares: SumsOfSquares => optimizer::sums_of_squares,
         update_control: UpdateControl => optimizer::update_control,
         update: Update => optimizer::update,
+        momentum: Momentum => optimizer::momentum,
+        normalize: Normalize => optimizer::normalize,
+        scaled_sum: ScaledSum => optimizer::scaled_sum,
     }
 }

@@ -3,10 +3,13 @@
 use super::driver::Grid;
 use super::error::GpuError;
 use super::kernels::{OPTIMIZER, suffix};
-use super::launcher::{Launcher, device_address, pointer, pointer_or_null};
+use super::launcher::{
+    Launcher, aligned_flat, common_suffix, device_address, pointer, pointer_or_null, size,
+};
 use super::stream::Argument;
 use kintsugi_tensor::ops::{
-    LossScaler, Parameters, Segment, Squares, SumsOfSquares, Update, UpdateControl, UpdateRule,
+    LossScaler, Momentum, Normalize, Parameters, ScaledSum, Segment, Squares, SumsOfSquares, Update,
+    UpdateControl, UpdateRule,
 };
 use kintsugi_tensor::{DType, View};
 
@@ -133,9 +136,57 @@ fn some_segments(
         UpdateRule::Sgd { momentum, nesterov } => {
             arguments.extend([number(momentum), u32::from(nesterov).into()]);
         }
+        UpdateRule::Direction => {}
     }
     // SAFETY: as the kernel declares; every segment lies in its views.
     unsafe { launcher.launch_with_table(&OPTIMIZER, name, Grid::new(blocks, THREADS), &table, &arguments) }
+}
+
+/// See [`Momentum`]: a table with one entry.
+pub(super) fn momentum(launcher: &Launcher, op: &Momentum) -> Result<(), GpuError> {
+    expect_f32("the control of a step", op.control)?;
+    let [gradient, momentum, out] = [op.gradient, op.momentum, op.out];
+    let [of_gradient, of_momentum, of_out] = [gradient, momentum, out].map(|view| suffix(view.dtype()));
+    let name = format!("momentum_{}_{}_{}", of_gradient?, of_momentum?, of_out?);
+    let mut table = [0; UPDATE_SEGMENTS * UPDATE_WORDS];
+    let [gradient, momentum] = [gradient, momentum].map(device_address);
+    table[..UPDATE_WORDS].copy_from_slice(&[
+        gradient,
+        0,
+        momentum,
+        0,
+        device_address(out),
+        out.len() as u64,
+        0,
+        0,
+    ]);
+    let arguments =
+        [1_u32.into(), pointer(op.control), (op.beta as f32).into(), u32::from(op.nesterov).into()];
+    let grid = Grid::new(out.len().div_ceil(UPDATE_CHUNK), THREADS);
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch_with_table(&OPTIMIZER, &name, grid, &table, &arguments) }
+}
+
+/// See [`Normalize`].
+pub(super) fn normalize(launcher: &Launcher, op: &Normalize) -> Result<(), GpuError> {
+    expect_f32("a sum of squares", op.sum_of_squares)?;
+    let wide = aligned_flat(&[op.x]);
+    let (x, epsilon) = (op.x, op.epsilon as f32);
+    let arguments = [pointer(x), pointer(op.sum_of_squares), size(x.len()), epsilon.into(), wide.into()];
+    let name = format!("normalize_{}", suffix(x.dtype())?);
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&OPTIMIZER, &name, launcher.flat(x.len(), wide), &arguments) }
+}
+
+/// See [`ScaledSum`].
+pub(super) fn scaled_sum(launcher: &Launcher, op: &ScaledSum) -> Result<(), GpuError> {
+    let views = [op.x, op.y];
+    let (wide, elements) = (aligned_flat(&views), op.x.len());
+    let (a, b) = (op.factors.0 as f32, op.factors.1 as f32);
+    let arguments = [pointer(op.x), pointer(op.y), size(elements), a.into(), b.into(), wide.into()];
+    let name = format!("scaled_sum_{}", common_suffix(&views)?);
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&OPTIMIZER, &name, launcher.flat(elements, wide), &arguments) }
 }
 
 fn expect_f32(what: &str, view: View) -> Result<(), GpuError> {

@@ -30,6 +30,7 @@ mod transfer;
 
 pub use batch::Batch;
 pub use codes::{Codes, Integer, Quantized};
+pub use config::keys::MAX_STEPS;
 pub use context::ContextAttention;
 pub use data::{DEMO_VOCAB, Data, DataSource, TokenData};
 pub use flops::Flops;
@@ -37,9 +38,11 @@ pub use generation::Round;
 pub use kintsugi_spec::{Axis, Group, Span};
 pub use memory::{AttentionKind, HeadRows, MemoryOptions, Recompute};
 pub use mesh::{Coordinate, Mesh, divisors};
-pub use op::{BackwardPart, Block, Computation, Op, Program, StepOp, Unit};
+pub use op::{BackwardPart, Block, Computation, MatrixOp, Op, Program, StepOp, Unit};
 pub use op_kind::OpKind;
-pub use optimizer::{Optimizer, OptimizerKind, ParameterGroup, ParameterUpdate, RateDecay, RateSchedule};
+pub use optimizer::{
+    Optimizer, OptimizerKind, ParameterGroup, ParameterUpdate, RateAdjustment, RateDecay, RateSchedule,
+};
 pub use pipeline::{Pipeline, ScheduleKind};
 pub use plan::{GradientReductions, Plan};
 pub use precision::{Compute, GradientType, LossScale, Precision, Products, Recipe};
@@ -47,4 +50,4 @@ pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
 pub use schedule::Pass;
 pub use sharding::{MAX_PARTS, Part, SecondaryUse, Sharding, When};
 pub use stored_tensor::StoredTensor;
-pub use transfer::{Message, MessageKind, Phase, PhaseKind, Transfer};
+pub use transfer::{Direction, Message, MessageKind, Phase, PhaseKind, Transfer};

@@ -78,13 +78,31 @@ pub enum StepOp {
     Measure,
     /// Computes clip factor, loss scale and learning rate from the global norm, and whether to skip the update.
     Clip,
-    /// Updates this rank's states and weights.
+    /// Updates this rank's states and weights element by element.
     Update,
+    /// Adds this rank's weights to their moving average.
+    Average,
 }
 
 impl StepOp {
     /// All of them, in the order of a step.
-    pub const ALL: [StepOp; 4] = [StepOp::Begin, StepOp::Measure, StepOp::Clip, StepOp::Update];
+    pub const ALL: [StepOp; 5] =
+        [StepOp::Begin, StepOp::Measure, StepOp::Clip, StepOp::Update, StepOp::Average];
+}
+
+/// What a rank does with the matrices of a round of layers, one for each owner ([`Plan::matrix_rounds`](crate::Plan::rounds)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum MatrixOp {
+    /// Allocates the buffer of a round.
+    Begin,
+    /// Adds the gradient of a layer to the momentum, and writes the direction in which the shard would move.
+    Collect,
+    /// Replaces the directions of the layer that it owns by orthogonal matrices.
+    Orthogonalize,
+    /// Moves its shard of a layer.
+    Apply,
+    /// Frees the buffer.
+    End,
 }
 
 /// One operation of a program.
@@ -102,6 +120,8 @@ pub enum Op {
     Choose { micro: usize },
     /// Computes a block on a micro-batch.
     Compute { kind: Computation, block: Block, micro: usize },
+    /// Works on the matrices of this layer, or of the round of layers that begins with it.
+    Matrices { kind: MatrixOp, unit: Unit },
     /// Frees the gathered weights; the shard stays.
     Release { unit: Unit },
     /// Frees the secondary shard of a unit's weights.
@@ -138,15 +158,15 @@ impl Op {
                 Some(micro)
             }
             Op::Start(transfer) | Op::Wait(transfer) => transfer.message().map(|message| message.micro),
-            Op::Step(_) | Op::Release { .. } | Op::Discard { .. } => None,
+            Op::Step(_) | Op::Matrices { .. } | Op::Release { .. } | Op::Discard { .. } => None,
         }
     }
 
-    /// The unit whose weights or gradient it transfers or frees.
+    /// The unit whose weights or gradient it transfers, updates or frees.
     #[inline]
     pub fn unit(self) -> Option<Unit> {
         match self {
-            Op::Release { unit } | Op::Discard { unit } => Some(unit),
+            Op::Matrices { unit, .. } | Op::Release { unit } | Op::Discard { unit } => Some(unit),
             Op::Start(transfer) | Op::Wait(transfer) => transfer.unit(),
             Op::Step(_) | Op::Load { .. } | Op::Feed { .. } | Op::Choose { .. } | Op::Compute { .. } => None,
         }
@@ -210,6 +230,19 @@ impl fmt::Display for StepOp {
             StepOp::Measure => "measure gradients",
             StepOp::Clip => "clip",
             StepOp::Update => "step",
+            StepOp::Average => "average weights",
+        })
+    }
+}
+
+impl fmt::Display for MatrixOp {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            MatrixOp::Begin => "begin the round from",
+            MatrixOp::Collect => "collect the directions of",
+            MatrixOp::Orthogonalize => "orthogonalize a layer of the round from",
+            MatrixOp::Apply => "update the matrices of",
+            MatrixOp::End => "end the round from",
         })
     }
 }
@@ -222,6 +255,7 @@ impl fmt::Display for Op {
             Op::Feed { micro } => write!(f, "feed micro-batch {micro}"),
             Op::Choose { micro } => write!(f, "choose the next tokens of micro-batch {micro}"),
             Op::Compute { kind, block, micro } => write!(f, "{kind} {block}, micro-batch {micro}"),
+            Op::Matrices { kind, unit } => write!(f, "{kind} {unit}"),
             Op::Release { unit } => write!(f, "release {unit}"),
             Op::Discard { unit } => write!(f, "discard the secondary shard of {unit}"),
             Op::Start(transfer) => write!(f, "start {}{transfer}", transfer.verbs().start),

@@ -26,6 +26,7 @@ impl Op {
             Op::Feed { .. } => Op::Feed { micro: 0 },
             Op::Choose { .. } => Op::Choose { micro: 0 },
             Op::Compute { kind, block, .. } => kind.on(block.any_layer(), 0),
+            Op::Matrices { kind, unit } => Op::Matrices { kind, unit: unit.any_layer() },
             Op::Release { unit } => Op::Release { unit: unit.any_layer() },
             Op::Discard { unit } => Op::Discard { unit: unit.any_layer() },
             Op::Start(transfer) => Op::Start(transfer.any_layer()),

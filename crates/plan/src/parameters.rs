@@ -110,6 +110,38 @@ pub struct UnitLayout {
     pub len: usize,
 }
 
+impl ParameterKind {
+    /// Whether it is a matrix of a layer, which multiplies activations.
+    pub fn is_layer_matrix(self) -> bool {
+        match self {
+            ParameterKind::QueryWeight
+            | ParameterKind::KeyWeight
+            | ParameterKind::ValueWeight
+            | ParameterKind::AttentionOutWeight
+            | ParameterKind::MlpGateWeight
+            | ParameterKind::MlpInWeight
+            | ParameterKind::MlpOutWeight => true,
+            ParameterKind::Table
+            | ParameterKind::Positions
+            | ParameterKind::QueryNormWeight
+            | ParameterKind::KeyNormWeight
+            | ParameterKind::AttentionNormWeight
+            | ParameterKind::AttentionNormBias
+            | ParameterKind::MlpNormWeight
+            | ParameterKind::MlpNormBias
+            | ParameterKind::AttentionOutBias
+            | ParameterKind::MlpOutBias
+            | ParameterKind::QueryBias
+            | ParameterKind::KeyBias
+            | ParameterKind::ValueBias
+            | ParameterKind::MlpInBias
+            | ParameterKind::FinalNormWeight
+            | ParameterKind::FinalNormBias
+            | ParameterKind::Output => false,
+        }
+    }
+}
+
 impl Parameter {
     /// Number of elements without vocabulary padding.
     pub fn valid_elements(&self) -> usize {

@@ -7,15 +7,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::Batch;
 use crate::config::ConfigError;
-use crate::config::error::invalid;
+use crate::config::error::{invalid, short};
 use crate::config::keys::{MAX_STEPS, RawRun};
 use crate::config::words::DeviceName;
 
 /// The run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Run {
-    /// Steps.
+    /// Steps. If the length is given in epochs, the data decide them, and these are none that count.
     pub steps: u64,
+    /// The length in passes over the data, where it was given so. [`Run::with_steps`] replaces it.
+    #[serde(skip)]
+    pub epochs: Option<f64>,
     /// Seed of weights and data.
     pub seed: u64,
     /// Output folder.
@@ -68,6 +71,7 @@ impl Run {
         });
         Ok(Run {
             steps: steps(raw, batch)?,
+            epochs: raw.epochs()?,
             seed: raw.seed(),
             out: folder(raw.out())?,
             resume: raw.resume.clone().unwrap_or(Resume::No),
@@ -93,6 +97,12 @@ impl Run {
         })
     }
 
+    /// The same run with its length in steps.
+    #[must_use]
+    pub fn with_steps(self, steps: u64) -> Self {
+        Run { steps, epochs: None, ..self }
+    }
+
     /// Why no checkpoint has a validation loss although the best are to be kept, as a sentence.
     pub(crate) fn keep_best_note(&self) -> Option<String> {
         let missing = match (self.keep, self.eval_every) {
@@ -104,13 +114,18 @@ impl Run {
     }
 }
 
-/// The steps of a run, whose length is given in steps or in tokens.
+/// The steps of a run, whose length is given in steps, tokens or epochs.
 fn steps(raw: &RawRun, batch: Batch) -> Result<u64, ConfigError> {
-    let steps = raw.steps()?;
-    let Some(tokens) = raw.tokens()? else { return Ok(steps) };
-    if raw.steps.is_some() {
-        let rule = format!("and run.steps = {steps} both say how long the run is; leave one out");
-        return Err(invalid("run.tokens", tokens, rule));
+    let (steps, tokens, epochs) = (raw.steps()?, raw.tokens()?, raw.epochs()?);
+    let both = |other: String| format!("and {other} both say how long the run is; leave one out");
+    let of_steps = raw.steps.map(|steps| format!("run.steps = {steps}"));
+    let of_tokens = tokens.map(|tokens| format!("run.tokens = {tokens}"));
+    if let (Some(epochs), Some(other)) = (epochs, of_tokens.or_else(|| of_steps.clone())) {
+        return Err(invalid("run.epochs", short(epochs), both(other)));
+    }
+    let Some(tokens) = tokens else { return Ok(steps) };
+    if let Some(other) = of_steps {
+        return Err(invalid("run.tokens", tokens, both(other)));
     }
     let of_tokens = tokens.div_ceil((batch.global * batch.sequence) as u64);
     if of_tokens > MAX_STEPS {

@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Plan;
+use crate::parameters::Parameter;
 
-/// A tensor with an element for every element of a parameter, as checkpoints name it.
+/// A tensor with an element for every element of a parameter, as checkpoints name it. Every parameter has its weights, and those
+/// states that its optimizer has for it ([`Plan::stores`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoredTensor {
@@ -16,6 +18,8 @@ pub enum StoredTensor {
     SecondMoment,
     /// A weighted sum of gradients.
     Momentum,
+    /// The moving average of the weights.
+    Average,
 }
 
 impl StoredTensor {
@@ -26,14 +30,32 @@ impl StoredTensor {
             StoredTensor::FirstMoment => "first_moment",
             StoredTensor::SecondMoment => "second_moment",
             StoredTensor::Momentum => "momentum",
+            StoredTensor::Average => "average",
         }
     }
 }
 
 impl Plan {
-    /// The tensors of every parameter that training changes: the weights, and the optimizer's states.
+    /// Whether a moving average of the weights is kept.
+    pub fn averages_weights(&self) -> bool {
+        self.optimizer.ema > 0.0
+    }
+
+    /// The tensors that training changes: the weights, the states that some parameter has, and the average of the weights.
     pub fn stored_tensors(&self) -> Vec<StoredTensor> {
         let states = self.optimizer.kind.states().iter().copied();
-        std::iter::once(StoredTensor::Weights).chain(states).collect()
+        let average = self.averages_weights().then_some(StoredTensor::Average);
+        std::iter::once(StoredTensor::Weights).chain(states).chain(average).collect()
+    }
+
+    /// Whether a parameter has one of these tensors.
+    pub fn stores(&self, parameter: &Parameter, stored: StoredTensor) -> bool {
+        match stored {
+            StoredTensor::Weights => true,
+            StoredTensor::Average => self.averages_weights(),
+            StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum => {
+                self.optimizer.states_of(parameter).contains(&stored)
+            }
+        }
     }
 }

@@ -58,6 +58,15 @@ pub enum PhaseKind {
     Sum,
 }
 
+/// Where an exchange of matrices sends them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Direction {
+    /// To the owners of the layers.
+    ToOwners,
+    /// Back to the owners of the shards.
+    FromOwners,
+}
+
 /// Something that ranks transfer. A program starts it with one op and waits for it with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named after their types")]
@@ -70,6 +79,8 @@ pub enum Transfer {
     Reduce { unit: Unit, phase: Phase },
     /// A phase of gathering a unit's updated weights from their owners.
     Refresh { unit: Unit, phase: Phase },
+    /// An all-to-all of the shards of a round of layers that begins with this unit, between the owners of the layers.
+    Exchange { unit: Unit, over: Group, direction: Direction },
     /// A message to another stage. Its wait frees the buffer.
     Send(Message),
     /// A message from another stage. Its start allocates the buffer.
@@ -87,7 +98,8 @@ impl Transfer {
         match self {
             Transfer::Gather { unit, .. }
             | Transfer::Reduce { unit, .. }
-            | Transfer::Refresh { unit, .. } => Some(unit),
+            | Transfer::Refresh { unit, .. }
+            | Transfer::Exchange { unit, .. } => Some(unit),
             Transfer::Send(_) | Transfer::Receive(_) | Transfer::Norm { .. } | Transfer::Share => None,
         }
     }
@@ -105,6 +117,7 @@ impl Transfer {
             Transfer::Gather { phase, .. }
             | Transfer::Reduce { phase, .. }
             | Transfer::Refresh { phase, .. } => Some(phase.over),
+            Transfer::Exchange { over, .. } => Some(over),
             Transfer::Norm { axis } => Some(Group::Along(axis, Span::All)),
             Transfer::Share => Some(Group::PIPELINE),
             Transfer::Send(_) | Transfer::Receive(_) => None,
@@ -129,6 +142,9 @@ impl Transfer {
             Transfer::Gather { unit, phase } => Transfer::Gather { unit: unit.any_layer(), phase },
             Transfer::Reduce { unit, phase } => Transfer::Reduce { unit: unit.any_layer(), phase },
             Transfer::Refresh { unit, phase } => Transfer::Refresh { unit: unit.any_layer(), phase },
+            Transfer::Exchange { unit, over, direction } => {
+                Transfer::Exchange { unit: unit.any_layer(), over, direction }
+            }
             Transfer::Send(message) => Transfer::Send(first(message)),
             Transfer::Receive(message) => Transfer::Receive(first(message)),
             Transfer::Norm { .. } | Transfer::Share => self,
@@ -145,6 +161,7 @@ impl Transfer {
             }
             Transfer::Reduce { .. } => verbs("reducing ", "reduced "),
             Transfer::Refresh { .. } => verbs("refreshing ", "refreshed "),
+            Transfer::Exchange { .. } => verbs("exchanging ", "exchanged "),
             Transfer::Send(_) => verbs("sending ", "sent "),
             Transfer::Receive(_) => verbs("receiving ", "received "),
             Transfer::Norm { .. } => verbs("summing ", ""),
@@ -196,6 +213,13 @@ impl fmt::Display for Transfer {
             Transfer::Gather { unit, phase }
             | Transfer::Reduce { unit, phase }
             | Transfer::Refresh { unit, phase } => write!(f, "{unit} {}", OverGroup(phase)),
+            Transfer::Exchange { unit, over, direction } => {
+                let to = match direction {
+                    Direction::ToOwners => "to their owners",
+                    Direction::FromOwners => "back",
+                };
+                write!(f, "the round from {unit} {to} over {over}")
+            }
             Transfer::Send(message) | Transfer::Receive(message) => message.fmt(f),
             Transfer::Norm { axis } => write!(f, "the norm over {}", axis.name()),
             Transfer::Share => f.write_str("the chosen tokens"),

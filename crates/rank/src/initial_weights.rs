@@ -16,18 +16,17 @@ pub struct InitialWeights {
 impl Store for InitialWeights {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
         let Elements { parameter, stored, start } = elements;
-        match (stored, parameter.initial) {
-            (StoredTensor::Weights, InitialValues::Ones) => out.fill(1.0),
-            (StoredTensor::Weights, InitialValues::Normal(deviation)) => {
+        let is_state = !matches!(stored, StoredTensor::Weights | StoredTensor::Average);
+        match parameter.initial {
+            _ if is_state => out.fill(0.0),
+            InitialValues::Ones => out.fill(1.0),
+            InitialValues::Normal(deviation) => {
                 let key = mix(self.seed ^ name_hash(&parameter.name()));
                 for (value, index) in out.iter_mut().zip(start as u64..) {
                     *value = (deviation * normal(key, index)) as f32;
                 }
             }
-            (StoredTensor::Weights, InitialValues::Zeros)
-            | (StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum, _) => {
-                out.fill(0.0);
-            }
+            InitialValues::Zeros => out.fill(0.0),
         }
         Ok(())
     }

@@ -4,8 +4,8 @@ use kintsugi_comm::Collective;
 use kintsugi_plan::{Axis, Group, LossScale, OptimizerKind, RateSchedule, Span};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
-    LearningRate, LossScaler, Parameters, RateCurve, Squares, SumsOfSquares, Update, UpdateControl,
-    UpdateRule,
+    LearningRate, LossScaler, Parameters, RateCurve, ScaledSum, Squares, SumsOfSquares, Update,
+    UpdateControl, UpdateRule,
 };
 
 use crate::rank::{LOSS, Rank, SQUARES, STOP};
@@ -92,13 +92,27 @@ impl Rank {
     }
 
     pub(crate) fn update(&self) {
-        let parameters: Vec<Parameters> = self.units.iter().map(UnitState::parameters).collect();
+        let count = self.units.iter().map(UnitState::parameter_count).sum();
+        let mut parameters: Vec<Parameters> = Vec::with_capacity(count);
+        parameters.extend(self.units.iter().flat_map(UnitState::parameters));
         let rule = match self.plan.optimizer.kind {
-            OptimizerKind::AdamW { betas, eps } => UpdateRule::AdamW { betas, epsilon: eps },
+            // What Muon does not orthogonalize, it updates as AdamW.
+            OptimizerKind::AdamW { betas, eps } | OptimizerKind::Muon { betas, eps, .. } => {
+                UpdateRule::AdamW { betas, epsilon: eps }
+            }
             OptimizerKind::Lion { betas } => UpdateRule::Lion { betas },
             OptimizerKind::Sgd { momentum, nesterov } => UpdateRule::Sgd { momentum, nesterov },
         };
         self.backend.update(Update { parameters: &parameters, control: self.control.view(), rule });
+    }
+}
+
+impl Rank {
+    pub(crate) fn average(&self) {
+        let ema = self.plan.optimizer.ema;
+        for (average, weights) in self.units.iter().filter_map(UnitState::average) {
+            self.backend.scaled_sum(ScaledSum { x: average, y: weights, factors: (ema, 1.0 - ema) });
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::generation::{Generation, NewTokens};
 use crate::in_flight::InFlight;
 use crate::initial_weights::InitialWeights;
+use crate::matrices::Rounds;
 use crate::unit::{ElementTypes, UnitState};
 use crate::{Groups, Store, StoreError, StoredTensor, UnitValues};
 
@@ -112,6 +113,8 @@ pub struct Rank {
     /// The squared norm of this rank's own gradient of each unit, before any reduction. Shows where non-finite values
     /// began.
     pub(crate) unit_norms: Buffer,
+    /// The updates of whole matrices.
+    pub(crate) rounds: Rounds,
     /// The state of a running generation.
     pub(crate) generation: Option<Generation>,
 }
@@ -168,6 +171,7 @@ impl Rank {
                 .collect(),
             has_positions: index.contains_key(&Unit::Positions),
             outer_layers: plan.outer_layers(at.pp()),
+            rounds: Rounds::new(&plan, at, &groups),
             index,
             plan,
             at,
@@ -259,6 +263,7 @@ impl Rank {
             Op::Step(StepOp::Measure) => self.measure(),
             Op::Step(StepOp::Clip) => self.clip(),
             Op::Step(StepOp::Update) => self.update(),
+            Op::Step(StepOp::Average) => self.average(),
             Op::Load { micro } => self.load_batch(micro, source),
             Op::Feed { micro } => self.feed(micro, source),
             Op::Choose { micro } => self.choose(micro, source),
@@ -269,6 +274,7 @@ impl Rank {
                 Computation::Recompute => self.recompute(block, micro),
                 Computation::Backward(part) => self.backward(block, micro, part),
             },
+            Op::Matrices { kind, unit } => self.matrices(kind, unit),
             Op::Release { unit } => self.unit_mut(unit).release(),
             Op::Discard { unit } => self.unit_mut(unit).discard(),
             Op::Start(transfer) => self.start(transfer),
@@ -287,6 +293,7 @@ impl Rank {
                 self.transfer(unit, phase, UnitState::reduce_start);
             }
             Transfer::Refresh { unit, phase } => self.transfer(unit, phase, UnitState::refresh_start),
+            Transfer::Exchange { over, .. } => self.exchange_start(over),
             Transfer::Send(message) => self.send_start(message),
             Transfer::Receive(message) => self.receive_start(message),
             Transfer::Norm { axis } => self.norm_start(axis),
@@ -299,6 +306,7 @@ impl Rank {
             Transfer::Gather { unit, phase } => self.transfer(unit, phase, UnitState::gather_wait),
             Transfer::Reduce { unit, phase } => self.transfer(unit, phase, UnitState::reduce_wait),
             Transfer::Refresh { unit, phase } => self.transfer(unit, phase, UnitState::refresh_wait),
+            Transfer::Exchange { over, .. } => self.exchange_wait(over),
             Transfer::Send(message) => self.send_wait(message),
             Transfer::Receive(message) => self.receive_wait(message),
             Transfer::Norm { axis } => self.norm_wait(axis),
@@ -353,6 +361,10 @@ impl Rank {
         for unit in &self.units {
             for &stored in stored {
                 unit.load(&*self.backend, store, part, stored)?;
+            }
+            // The average begins with the weights, unless it is loaded, too.
+            if !stored.contains(&StoredTensor::Average) {
+                unit.begin_average(&*self.backend);
             }
         }
         Ok(())

@@ -63,6 +63,22 @@ impl Store for WholeParameters {
     }
 }
 
+/// A store whose weights are the moving averages of those of another store.
+pub struct AverageStore<'a> {
+    /// The underlying store.
+    pub store: &'a dyn Store,
+}
+
+impl Store for AverageStore<'_> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        let stored = match elements.stored {
+            StoredTensor::Weights => StoredTensor::Average,
+            other => other,
+        };
+        self.store.read(Elements { stored, ..elements }, out)
+    }
+}
+
 /// A store that fails if a number is not finite in the compute type, since such a model is useless.
 pub struct FiniteStore<'a> {
     /// The underlying store.

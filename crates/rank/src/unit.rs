@@ -3,20 +3,19 @@
 
 mod codes;
 mod gradients;
+mod state;
 mod weights;
 
 use std::ops::Range;
 
 use kintsugi_model::{Gradients, Weights, WrittenParameters};
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{
-    Codes, Coordinate, GradientType, MAX_PARTS, Optimizer, ParameterUpdate, Phase, Plan, Sharding,
-    StoredTensor, Unit,
-};
-use kintsugi_tensor::ops::{MAX_STATES, Parameters, Segment, round_to_codes};
+use kintsugi_plan::{Codes, Coordinate, GradientType, MAX_PARTS, Phase, Plan, Sharding, StoredTensor, Unit};
+use kintsugi_tensor::ops::{MAX_STATES, Parameters, round_to_codes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use self::gradients::{GradientShard, PartialSum, UnitGradient, WholeGradient};
+use self::state::{Run, State};
 use self::weights::UnitWeights;
 use crate::store::read_part;
 use crate::{Purpose, Store, StoreError};
@@ -65,9 +64,12 @@ pub(crate) struct UnitState {
     gradient: UnitGradient,
     /// Master weights over `owned`. `None` if the weights already have that precision and nobody replaces them by codes.
     master: Option<Buffer>,
-    /// The states of the optimizer over `owned`.
-    states: Vec<(StoredTensor, Buffer)>,
-    segments: Vec<Segment>,
+    /// The moving average of the weights over `owned`, if it is kept.
+    average: Option<Buffer>,
+    /// The states of the optimizer for the parameters in `owned`.
+    states: Vec<State>,
+    /// The runs of `owned` that are updated together.
+    runs: Vec<Run>,
 }
 
 impl UnitState {
@@ -92,12 +94,9 @@ impl UnitState {
         let accumulator = types.compute.accumulator();
         let exact = types.compute == accumulator && sharding.quantized.refresh.is_none();
         let master = (trains && !exact).then(|| allocate(owned.len(), accumulator, Category::States));
-        let state = |&stored: &StoredTensor| {
-            let state = allocate(owned.len(), types.states, Category::States);
-            backend.fill(0.0, state.view());
-            (stored, state)
-        };
-        let states = plan.optimizer.kind.states().iter().map(state).collect();
+        let averages = trains && plan.averages_weights();
+        let average = averages.then(|| allocate(owned.len(), accumulator, Category::States));
+        let states = State::all(backend, &plan.optimizer, &layout, &owned, types.states);
         let gradient_shard = if gradients_sharded {
             GradientShard::Stale(allocate(gradient_range.len(), types.gradient, Category::Gradients))
         } else {
@@ -112,7 +111,7 @@ impl UnitState {
         };
         let summed_over_tp = layout.summed_over_tp(plan.sequence_parallel);
         let first_reduction = plan.gradient_reductions(at.pp(), unit, || summed_over_tp).first();
-        let segments = segments(&plan.optimizer, &layout, &owned);
+        let runs = Run::all(&plan.optimizer, &layout, &owned);
         let mut state = UnitState {
             layout,
             summed_over_tp,
@@ -125,8 +124,9 @@ impl UnitState {
             weights,
             gradient,
             master,
+            average,
             states,
-            segments,
+            runs,
         };
         if trains && !gradients_sharded {
             state.make_gradient(backend);
@@ -142,7 +142,7 @@ impl UnitState {
         (tp, part): (usize, usize),
         stored: StoredTensor,
     ) -> Result<(), StoreError> {
-        let fill = |range: &Range<usize>, buffer: &Buffer, codes: Option<Codes>| {
+        let fill = |range: &Range<usize>, to: View, codes: Option<Codes>| {
             // Reads in pieces of bounded size, so that a large unit is not in memory twice.
             let mut values = vec![0.0; PIECE.min(range.len())];
             for start in range.clone().step_by(PIECE) {
@@ -160,26 +160,31 @@ impl UnitState {
                 if let Some(codes) = codes {
                     round_to_codes(values, codes::format(codes));
                 }
-                backend.upload(values, buffer.slice(piece.start - range.start..piece.end - range.start));
+                backend.upload(values, to.slice(piece.start - range.start..piece.end - range.start));
             }
             Ok(())
         };
         let weights = self.weights.resident.ready();
         match (stored, &self.master) {
+            (StoredTensor::Average, _) => {
+                self.average.as_ref().map_or(Ok(()), |average| fill(&self.owned, average.view(), None))
+            }
             (StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum, _) => {
-                fill(&self.owned, self.state(stored), None)
+                let state = self.states.iter().find(|state| state.stored == stored);
+                let runs = state.into_iter().flat_map(|state| state.runs(&self.owned));
+                runs.into_iter().try_for_each(|(range, view)| fill(&range, view, None))
             }
             (StoredTensor::Weights, Some(master)) if self.owned == self.resident => {
-                fill(&self.owned, master, None)?;
+                fill(&self.owned, master.view(), None)?;
                 backend.copy(master.view(), weights.view());
                 Ok(())
             }
             (StoredTensor::Weights, master) => {
                 if let Some(master) = master {
-                    fill(&self.owned, master, None)?;
+                    fill(&self.owned, master.view(), None)?;
                 }
                 // As after a refresh, so that a resumed run has the bits of one that did not stop.
-                fill(&self.resident, weights, self.sharding.quantized.refresh)
+                fill(&self.resident, weights.view(), self.sharding.quantized.refresh)
             }
         }
     }
@@ -189,17 +194,18 @@ impl UnitState {
         let (buffer, held) = match (stored, &self.master) {
             (StoredTensor::Weights, None) => (self.weights.resident.ready(), &self.resident),
             (StoredTensor::Weights, Some(master)) => (master, &self.owned),
+            (StoredTensor::Average, _) => (self.average.as_ref().expect("an average is kept"), &self.owned),
             (StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum, _) => {
-                (self.state(stored), &self.owned)
+                return self.state(stored, range);
             }
         };
         buffer.slice(within(range, held))
     }
 
-    /// A state of the optimizer. Panics if the optimizer does not have it.
-    fn state(&self, stored: StoredTensor) -> &Buffer {
-        let found = self.states.iter().find(|(state, _)| *state == stored);
-        &found.unwrap_or_else(|| panic!("the optimizer has no {}", stored.name())).1
+    /// A state of the elements `range`, which belong to one run. Panics if they do not have it.
+    fn state(&self, stored: StoredTensor, range: &Range<usize>) -> View<'_> {
+        let found = self.states.iter().find(|state| state.stored == stored);
+        found.unwrap_or_else(|| panic!("{} has no {}", self.layout.unit, stored.name())).view(range)
     }
 
     /// The whole weights.
@@ -255,23 +261,73 @@ impl UnitState {
 
     /// The states that this rank holds.
     pub fn states(&self) -> Vec<View<'_>> {
-        let states = self.states.iter().map(|(_, state)| state);
-        self.master.iter().chain(states).map(Buffer::view).collect()
+        let states = self.states.iter().map(State::whole);
+        self.master.iter().chain(&self.average).map(Buffer::view).chain(states).collect()
     }
 
-    /// The parameters that the optimizer updates.
-    pub fn parameters(&self) -> Parameters<'_> {
-        let own_weights = self.weights.resident.ready().slice(within(&self.owned, &self.resident));
+    /// The moving average of the weights that this rank owns, if it is kept, and these weights.
+    pub fn average(&self) -> Option<(View<'_>, View<'_>)> {
+        let own_weights = || self.weights.resident.ready().slice(within(&self.owned, &self.resident));
+        let weights = || self.master.as_ref().map_or_else(own_weights, Buffer::view);
+        self.average.as_ref().map(|average| (average.view(), weights()))
+    }
+
+    /// Sets the average to the weights.
+    pub fn begin_average(&self, backend: &dyn Backend) {
+        if let Some((average, weights)) = self.average() {
+            backend.copy(weights, average);
+        }
+    }
+
+    /// The number of [`UnitState::parameters`].
+    pub fn parameter_count(&self) -> usize {
+        self.runs.iter().filter(|run| !run.whole).count()
+    }
+
+    /// The parameters that are updated element by element.
+    pub fn parameters(&self) -> impl Iterator<Item = Parameters<'_>> {
+        let gradient = self.owned_gradient().0;
+        let elementwise = self.runs.iter().filter(|run| !run.whole);
+        elementwise.map(move |run| self.updated(run, gradient.slice(within(&run.range, &self.owned))))
+    }
+
+    /// The gradients and momenta of matrices that are updated whole, and the places of their directions in `out`, which has an
+    /// element for every one that this rank owns.
+    pub fn directions<'a>(&'a self, out: View<'a>) -> impl Iterator<Item = [View<'a>; 3]> {
+        let gradient = self.owned_gradient().0;
+        let whole = self.runs.iter().filter(|run| run.whole);
+        whole.map(move |run| {
+            let gradient = gradient.slice(within(&run.range, &self.owned));
+            let momentum = self.state(StoredTensor::Momentum, &run.range);
+            [gradient, momentum, out.slice(within(&run.range, &self.owned))]
+        })
+    }
+
+    /// The same elements, to be moved by the directions in `from`.
+    pub fn directed<'a>(&'a self, from: View<'a>) -> impl Iterator<Item = Parameters<'a>> {
+        let whole = self.runs.iter().filter(|run| run.whole);
+        whole.map(move |run| Parameters {
+            states: [None; MAX_STATES],
+            ..self.updated(run, from.slice(within(&run.range, &self.owned)))
+        })
+    }
+
+    /// The number of elements that this rank owns.
+    pub fn owned_len(&self) -> usize {
+        self.owned.len()
+    }
+
+    fn updated<'a>(&'a self, run: &'a Run, gradient: View<'a>) -> Parameters<'a> {
+        let own_weights = self.weights.resident.ready().slice(within(&run.range, &self.resident));
+        let master = self.master.as_ref().map(|master| master.slice(within(&run.range, &self.owned)));
         Parameters {
-            gradient: self.owned_gradient().0,
-            master: self.master.as_ref().map_or(own_weights, Buffer::view),
-            states: std::array::from_fn::<_, MAX_STATES, _>(|i| {
-                self.states.get(i).map(|(_, state)| state.view())
-            }),
+            gradient,
+            master: master.unwrap_or(own_weights),
+            states: std::array::from_fn(|i| run.states.get(i).map(|&stored| self.state(stored, &run.range))),
             // A quantised refresh writes the weights of the owner, too.
             weights: (self.master.is_some() && self.sharding.quantized.refresh.is_none())
                 .then_some(own_weights),
-            segments: &self.segments,
+            segments: &run.segments,
         }
     }
 }
@@ -279,32 +335,4 @@ impl UnitState {
 /// A range of the flat buffer, relative to the start of the range that a buffer holds.
 fn within(range: &Range<usize>, held: &Range<usize>) -> Range<usize> {
     range.start - held.start..range.end - held.start
-}
-
-/// The segments of `owned` with the same learning rate and weight decay, relative to its start.
-fn segments(optimizer: &Optimizer, layout: &UnitLayout, owned: &Range<usize>) -> Vec<Segment> {
-    let mut segments: Vec<Segment> = Vec::new();
-    for placed in &layout.placed {
-        let (start, end) = (placed.range.start.max(owned.start), placed.range.end.min(owned.end));
-        if start >= end {
-            continue;
-        }
-        let ParameterUpdate { lr_factor, weight_decay } = optimizer.update_of(&placed.parameter);
-        let next = Segment {
-            start: start - owned.start,
-            len: end - start,
-            rate_factor: lr_factor,
-            decay: weight_decay,
-        };
-        match segments.last_mut() {
-            Some(last)
-                if *last == (Segment { start: last.start, len: last.len, ..next })
-                    && last.start + last.len == next.start =>
-            {
-                last.len += next.len;
-            }
-            _ => segments.push(next),
-        }
-    }
-    segments
 }

@@ -314,6 +314,8 @@ pub(crate) struct ProgramKey {
     gradients: usize,
     states: usize,
     quantized: Quantized,
+    /// The ranks that share the layers of a stage, if the optimizer needs whole matrices.
+    owners: Option<usize>,
 }
 
 impl ProgramKey {
@@ -354,6 +356,7 @@ impl ProgramKey {
             gradients: sharding.depth(gradients),
             states: sharding.depth(states),
             quantized,
+            owners: plan.needs_whole_matrices().then(|| plan.owners()),
         }
     }
 

@@ -5,10 +5,7 @@ use std::rc::Rc;
 use crate::memory::Memory;
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize,
-    Requantize, Residual, Rotary, RowDots, SlicedAttention, SlicedAttentionBackward, SplitNorm,
-    SplitNormBackward, Squares, SumsOfSquares, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, Squares, SumsOfSquares, Update, UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
@@ -170,4 +167,10 @@ pub trait Backend {
     fn update_control(&self, op: UpdateControl);
     /// See [`Update`].
     fn update(&self, op: Update);
+    /// See [`Momentum`].
+    fn momentum(&self, op: Momentum);
+    /// See [`Normalize`].
+    fn normalize(&self, op: Normalize);
+    /// See [`ScaledSum`].
+    fn scaled_sum(&self, op: ScaledSum);
 }

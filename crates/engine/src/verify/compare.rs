@@ -158,7 +158,7 @@ fn weights_together(plan: &Plan, gradient: f64) -> f64 {
     };
     match plan.optimizer.kind {
         OptimizerKind::AdamW { .. } => rounding,
-        OptimizerKind::Lion { .. } | OptimizerKind::Sgd { .. } => {
+        OptimizerKind::Lion { .. } | OptimizerKind::Sgd { .. } | OptimizerKind::Muon { .. } => {
             rounding + moved_apart(plan, gradient) / plan.model.init_std
         }
     }

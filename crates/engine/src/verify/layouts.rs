@@ -425,11 +425,13 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
     for (name, settings) in [
         ("lion: ", "optimizer.name=lion optimizer.lr=1e-5 optimizer.min_lr=1e-6"),
         ("sgd: ", "optimizer.name=sgd optimizer.nesterov=true optimizer.lr=0.1"),
+        ("muon: ", "optimizer.name=muon"),
     ] {
         layouts.extend(OPTIMIZERS.iter().map(|short| layout(name, settings, short)));
     }
     for (name, settings) in [
         ("lion, bf16: ", "optimizer.name=lion optimizer.lr=1e-3 precision.compute=bf16"),
+        ("muon, bf16: ", "optimizer.name=muon precision.compute=bf16"),
         ("sgd, bf16: ", "optimizer.name=sgd optimizer.nesterov=true optimizer.lr=0.1 precision.compute=bf16"),
     ] {
         layouts.push(layout(name, settings, &OPTIMIZERS[0]));

@@ -18,6 +18,13 @@
 //! `SGD` moves a weight by `rate · b`, where `b` is a weighted sum of the gradients so far and of the decayed weights, and differs by
 //! no more than the same sum of `δ` and of the earlier differences of the weight.
 //!
+//! `Muon` moves a matrix by `rate · s · f(d / ‖d‖)`, where the direction `d` is a weighted mean of the gradients so far, `f` is the
+//! Newton–Schulz iteration and `s` a factor of the shape. If `‖d‖` differs by no more than `D`, the same mean of the bounds on the
+//! L2 differences of the gradients, `d / ‖d‖` differs by no more than `2·D / ‖d‖`. An odd polynomial of a matrix amplifies a
+//! difference, in L2, by no more than its largest divided difference on the singular values, which is for this iteration its slope
+//! at 0, 485. No element of a difference is larger than its L2 norm, nor than twice the largest singular value, 1.2. Roundings in
+//! the iteration count as differences of its input.
+//!
 //! The weights differ by no more than the sum over the steps of `rate` times that. Decoupled weight decay makes earlier differences
 //! smaller. Rounding of the weights adds a few units in the last place per step.
 //!
@@ -32,13 +39,17 @@ use std::collections::BTreeMap;
 use kintsugi_plan::{Compute, OptimizerKind, ParameterUpdate, Plan};
 use kintsugi_rank::WholeParameters;
 
+use super::noise::AMPLIFICATION;
+
 /// The bounds after the steps so far.
 pub(super) struct WeightBounds {
     /// The relative difference that gradients may have.
     gradient: f64,
     kind: OptimizerKind,
-    /// What the optimizer does with each parameter.
-    parameter_updates: BTreeMap<String, ParameterUpdate>,
+    /// What the optimizer does with each parameter, and whether it needs all of it at once.
+    parameter_updates: BTreeMap<String, (ParameterUpdate, bool)>,
+    /// The same mean of the bounds on gradients as the momentum is of gradients, for each of these parameters.
+    momentum_errors: BTreeMap<String, f64>,
     /// Updates so far.
     updates: i32,
     /// `C²` without the bias corrections.
@@ -83,6 +94,9 @@ impl WeightBounds {
         let roundings = |beta: f64| 1.0 / (1.0 - beta);
         let roundings = match kind {
             OptimizerKind::AdamW { betas, .. } => roundings(betas.0) + roundings(betas.1),
+            OptimizerKind::Muon { momentum, betas, .. } => {
+                roundings(momentum).max(roundings(betas.0) + roundings(betas.1))
+            }
             OptimizerKind::Lion { betas } => roundings(betas.1),
             OptimizerKind::Sgd { momentum, .. } => roundings(momentum),
         };
@@ -91,8 +105,13 @@ impl WeightBounds {
             gradient: gradient + rounding * roundings,
             kind,
             parameter_updates: placed
-                .map(|placed| (placed.parameter.name(), plan.optimizer.update_of(&placed.parameter)))
+                .map(|placed| {
+                    let parameter = &placed.parameter;
+                    let (update, whole) = (plan.optimizer.update_of(parameter), kind.needs_whole(parameter));
+                    (parameter.name(), (update, whole))
+                })
                 .collect(),
+            momentum_errors: BTreeMap::new(),
             updates: 0,
             largest_square: 0.0,
             parameters: BTreeMap::new(),
@@ -109,14 +128,26 @@ impl WeightBounds {
         self.largest_square = earlier + (1.0 - beta1).powi(2) / (1.0 - beta2);
         let largest = (self.largest_square * corrections.1).sqrt() / corrections.0;
         for (name, gradients) in gradients {
-            let ParameterUpdate { lr_factor, weight_decay } = self.parameter_updates[name];
-            let (rate, decay) = (rate * lr_factor, weight_decay);
+            let (ParameterUpdate { lr_factor, shape_factor, weight_decay }, whole) =
+                self.parameter_updates[name];
+            let (rate, decay) = (rate * lr_factor * shape_factor, weight_decay);
             let update = Update { kind: self.kind, corrections, rate, decay, largest };
             let squares: f64 = gradients.iter().map(|&g| (f64::from(g) * factor).powi(2)).sum();
             let mean = (squares / gradients.len() as f64).sqrt();
             let largest_error = self.gradient * (2.0 * (gradients.len() as f64).ln()).sqrt().max(1.0);
             let elements = self.parameters.entry(name.clone());
             let elements = elements.or_insert_with(|| vec![Element::default(); gradients.len()]);
+            if let (true, OptimizerKind::Muon { momentum, nesterov, .. }) = (whole, self.kind) {
+                let momentum_error = self.momentum_errors.entry(name.clone()).or_default();
+                let error = self.gradient * squares.sqrt();
+                let step = mean_step(momentum_error, momentum, nesterov, error);
+                let difference = add_muon(elements, (momentum, nesterov), gradients, factor, step);
+                for element in elements {
+                    element.moved += (rate * LARGEST_SINGULAR_VALUE) as f32;
+                    element.bound += (rate * difference) as f32;
+                }
+                continue;
+            }
             for (element, &gradient) in elements.iter_mut().zip(gradients) {
                 let gradient = f64::from(gradient) * factor;
                 let exact = gradient == 0.0;
@@ -145,7 +176,9 @@ impl Element {
     /// Adds an update with a gradient that may differ by `error`.
     fn add(&mut self, update: Update, gradient: f64, error: f64) {
         let (most, difference) = match update.kind {
-            OptimizerKind::AdamW { betas, eps } => self.add_adamw(update, betas, eps, gradient, error),
+            OptimizerKind::AdamW { betas, eps } | OptimizerKind::Muon { betas, eps, .. } => {
+                self.add_adamw(update, betas, eps, gradient, error)
+            }
             OptimizerKind::Lion { betas } => self.add_lion(betas, gradient, error),
             OptimizerKind::Sgd { momentum, nesterov } => {
                 self.add_sgd(update.decay, momentum, nesterov, gradient, error)
@@ -201,6 +234,38 @@ impl Element {
         };
         (sum(&mut self.first, gradient.abs()), sum(&mut self.first_error, error))
     }
+}
+
+/// Of the result of the iteration.
+const LARGEST_SINGULAR_VALUE: f64 = 1.2;
+
+/// The roundings of the iteration, in units in the last place of its input.
+const ITERATION_ROUNDINGS: f64 = 16.0;
+
+/// The next momentum, and the direction.
+fn mean_step(momentum: &mut f64, beta: f64, nesterov: bool, value: f64) -> f64 {
+    *momentum = beta * *momentum + (1.0 - beta) * value;
+    if nesterov { beta * *momentum + (1.0 - beta) * value } else { *momentum }
+}
+
+/// Adds the gradients of a matrix to its momentum. Returns by how much an element of its orthogonal matrix may differ, if the
+/// direction may differ by `error` in L2.
+fn add_muon(
+    elements: &mut [Element],
+    (beta, nesterov): (f64, bool),
+    gradients: &[f32],
+    factor: f64,
+    error: f64,
+) -> f64 {
+    let mut squares = 0.0;
+    for (element, &gradient) in elements.iter_mut().zip(gradients) {
+        let mut momentum = f64::from(element.first);
+        squares += mean_step(&mut momentum, beta, nesterov, f64::from(gradient) * factor).powi(2);
+        element.first = momentum as f32;
+    }
+    let rounding = ITERATION_ROUNDINGS * f64::from(f32::EPSILON) / 2.0;
+    let relative = 2.0 * error / squares.sqrt().max(1e-30) + rounding;
+    (AMPLIFICATION * relative).min(2.0 * LARGEST_SINGULAR_VALUE)
 }
 
 /// The next value of a mean that forgets by `beta`.
@@ -278,6 +343,7 @@ mod tests {
                             first = beta2 * first + (1.0 - beta2) * g;
                             direction.signum()
                         }
+                        OptimizerKind::Muon { .. } => unreachable!("a test of its own"),
                         OptimizerKind::Sgd { momentum, nesterov } => {
                             let g = g + plan.optimizer.weight_decay * weight;
                             first = momentum * first + g;
@@ -370,6 +436,43 @@ mod tests {
                 "{settings}: {bounds:?}"
             );
         }
+    }
+
+    /// The iteration on a singular value.
+    fn iterated(mut value: f64) -> f64 {
+        for _ in 0..5 {
+            let square = value * value;
+            value *= 3.4445 - 4.775 * square + 2.0315 * square * square;
+        }
+        value
+    }
+
+    #[test]
+    fn the_iteration_amplifies_no_more_than_its_slope_at_zero() {
+        let values: Vec<f64> = (0..=100_000).map(|i| f64::from(i) * 1e-5).collect();
+        let slope = |pair: &[f64]| ((iterated(pair[1]) - iterated(pair[0])) / (pair[1] - pair[0])).abs();
+        let steepest = values.windows(2).map(slope).fold(0.0, f64::max);
+        assert!((0.99..=1.0).contains(&(steepest / AMPLIFICATION)), "{steepest}");
+        let largest = values.iter().map(|&value| iterated(value)).fold(0.0, f64::max);
+        assert!((1.0..LARGEST_SINGULAR_VALUE).contains(&largest), "{largest}");
+    }
+
+    #[test]
+    fn muon_follows_the_gradients_of_a_whole_matrix() {
+        let settings = "optimizer.name=muon optimizer.nesterov=false".split_whitespace();
+        let plan = ConfigSource::demo().sets(settings).plan().expect("a legal config");
+        let bound_of = |gradients: &[Vec<f64>; 3]| {
+            let mut bounds = WeightBounds::new(&plan, 1e-5);
+            gradients.iter().for_each(|values| bounds.add(&whole(values), 1.0, RATE));
+            f64::from(bounds.of(&whole(&[0.0; 64]))[NAME][9])
+        };
+        let shape_factor = 0.2 * (plan.model.hidden as f64).sqrt();
+        let step = RATE * shape_factor * AMPLIFICATION;
+        let constant = bound_of(&[1, 2, 3].map(|_| vec![0.01; 64])) / (3.0 * step);
+        assert!((2e-5..2.3e-5).contains(&constant), "twice the bound on gradients, and rounding: {constant}");
+        // The momentum nearly cancels, and what it may differ by does not.
+        let signs = [1.0, -0.95, 1e-9].map(|sign| vec![0.01 * sign; 64]);
+        assert!(bound_of(&signs) > 20.0 * 2e-5 * step, "{}", bound_of(&signs) / step);
     }
 
     #[test]

@@ -91,7 +91,15 @@ impl Choices {
                 "per_package = 2\nper_node = 4\nnodes_per_pod = 2",
                 "per_node = 2\nnodes_per_pod = 4",
             ]),
-            self.of(&["", "name = \"lion\"", "name = \"sgd\"", "name = \"sgd\"\nmomentum = 0.0"]),
+            self.of(&[
+                "",
+                "name = \"lion\"",
+                "name = \"muon\"",
+                "name = \"muon\"\nema = 0.99",
+                "ema = 0.99",
+                "name = \"sgd\"",
+                "name = \"sgd\"\nmomentum = 0.0",
+            ]),
             self.of(&["0", "1"]),
             self.of(&["true", "false"]),
         )

@@ -7,12 +7,12 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kintsugi_engine::{Job, MemoryChoice, run_ranks};
+use kintsugi_engine::{Job, MemoryChoice, Worker, run_ranks};
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Purpose, StoredTensor, UnitValues, assemble};
 use kintsugi_tensor::ops::control;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::transformers::{Batches, Fixture, assert_close, fixtures};
 
@@ -62,6 +62,54 @@ fn train(fixture: &Fixture, plan: &Plan, case: &Case) -> Vec<Seen> {
         Ok(seen)
     })
     .expect("no rank fails")
+}
+
+/// Every tensor of a rank's parameters, in fp32.
+fn stored(worker: &Worker, plan: &Plan, stored: StoredTensor) -> BTreeMap<String, Vec<f32>> {
+    let placed = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed);
+    let values = placed.map(|placed| {
+        let mut bytes = vec![0; 4 * placed.range.len()];
+        worker.rank.download(placed.parameter.unit, stored, &placed.range, &mut bytes);
+        let values = bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number));
+        (placed.parameter.name(), values.collect())
+    });
+    values.collect()
+}
+
+#[test]
+fn the_average_of_the_weights_begins_with_them_and_follows() {
+    const EMA: f64 = 0.75;
+    let fixture = Fixture::open("llama");
+    let windows = fixture.windows();
+    for optimizer in [json!({ "lr": 1e-2 }), json!({ "lr": 1e-2, "name": "muon" })] {
+        let plan = fixture.plan_with(&optimizer, &["batch.micro=4", &format!("optimizer.ema={EMA}")]);
+        let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
+        run_ranks(Purpose::Training, &job, &job.world(), |worker| {
+            worker.rank.load(&fixture.folder, &[StoredTensor::Weights]).expect("the fixture has all weights");
+            let mut expected = stored(worker, &plan, StoredTensor::Weights);
+            assert_eq!(stored(worker, &plan, StoredTensor::Average), expected);
+            let (program, step) = (worker.program(&plan), Cell::new(0));
+            let (micro, per_step) = (plan.batch.micro, plan.batch.global);
+            let mut batches =
+                Batches { windows: &windows, micro, per_step, step: &step, tokens: vec![], targets: vec![] };
+            for i in 0..3 {
+                step.set(i);
+                worker.run(&program, &mut batches, |_, _| {})?;
+                let weights = stored(worker, &plan, StoredTensor::Weights);
+                for (name, expected) in &mut expected {
+                    for (average, weight) in expected.iter_mut().zip(&weights[name]) {
+                        *average = (EMA * f64::from(*average) + (1.0 - EMA) * f64::from(*weight)) as f32;
+                    }
+                }
+                for (name, found) in stored(worker, &plan, StoredTensor::Average) {
+                    let wide = |values: &[f32]| values.iter().copied().map(f64::from).collect::<Vec<_>>();
+                    assert_close(&name, &wide(&found), &wide(&expected[&name]));
+                }
+            }
+            Ok(())
+        })
+        .expect("no rank fails");
+    }
 }
 
 #[test]

@@ -186,7 +186,8 @@ fn on_any_other_layout_the_curve_is_the_same() {
             "family = \"neox\"\ntied = false",
             "family = \"llama\"\nkv_heads = 4",
         ]);
-        let optimizer = choices.of(&["", "name = \"lion\"", "name = \"sgd\"\nnesterov = true"]);
+        let optimizer =
+            choices.of(&["", "name = \"lion\"", "name = \"muon\"", "name = \"sgd\"\nnesterov = true"]);
         let ((first_text, first), (second_text, second)) =
             (choices.legal(model, optimizer), choices.legal(model, optimizer));
         let (whole, parts) = (folder("reshard-whole"), folder("reshard-parts"));
@@ -226,6 +227,7 @@ fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, StoredTen
     let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter);
     let all = parameters
         .flat_map(|parameter| plan.stored_tensors().into_iter().map(move |stored| (parameter, stored)));
+    let all = all.filter(|(parameter, stored)| plan.stores(parameter, *stored));
     all.map(|(parameter, stored)| {
         let mut values = vec![0.0; parameter.valid_elements()];
         checkpoint.read(Elements::of(&parameter, stored), &mut values).expect("all is there");
@@ -236,28 +238,33 @@ fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, StoredTen
 
 #[test]
 fn cut_anew_it_holds_the_same_numbers() {
-    let out = folder("reshard-write");
-    let first = plan(&["parallel.tp=2", "parallel.pp=2", "sharding.zero=1", "precision.states=bf16"]);
-    run(&first, None, &out);
-    let original = Checkpoint::open(&CheckpointFolder::of_run(&out).of_step(6)).expect("it is whole");
-    let before = contents(&original, &first);
-    assert!(
-        before
-            .iter()
-            .all(|(key, values)| key.1 == StoredTensor::Weights || values.iter().any(|&bits| bits != 0))
-    );
-    for settings in [
-        ["parallel.tp=4", "parallel.pp=1", "parallel.dp=1"],
-        ["parallel.tp=1", "parallel.pp=3", "parallel.dp=2"],
-    ] {
-        let other = plan(&[&settings[..], &["precision.states=bf16"]].concat());
-        let path = out.join(format!("cut-{}", settings[0]));
-        write(&path, &other, &original, &other.stored_tensors(), original.progress(), None)
-            .expect("it is written");
-        let cut = Checkpoint::open(&path).expect("it is whole");
-        assert_eq!((cut.progress(), contents(&cut, &other)), (original.progress(), before.clone()));
-        let again = write(&path, &other, &original, &other.stored_tensors(), original.progress(), None);
-        assert!(again.expect_err("what is there stays").to_string().ends_with("it already exists"));
+    for optimizer in ["optimizer.name=adamw", "optimizer.name=muon", "optimizer.ema=0.75"] {
+        let out = folder("reshard-write");
+        let common = [optimizer, "precision.states=bf16"];
+        let layout = ["parallel.tp=2", "parallel.pp=2", "sharding.zero=1"];
+        let first = plan(&[&layout[..], &common].concat());
+        run(&first, None, &out);
+        let original = Checkpoint::open(&CheckpointFolder::of_run(&out).of_step(6)).expect("it is whole");
+        let before = contents(&original, &first);
+        assert!(
+            before
+                .iter()
+                .all(|(key, values)| key.1 == StoredTensor::Weights || values.iter().any(|&bits| bits != 0))
+        );
+        for settings in [
+            ["parallel.tp=4", "parallel.pp=1", "parallel.dp=1"],
+            ["parallel.tp=1", "parallel.pp=3", "parallel.dp=2"],
+        ] {
+            let other = plan(&[&settings[..], &common].concat());
+            let path = out.join(format!("cut-{}", settings[0]));
+            let cut_to =
+                || write(&path, &other, &original, &other.stored_tensors(), original.progress(), None);
+            cut_to().expect("it is written");
+            let cut = Checkpoint::open(&path).expect("it is whole");
+            assert_eq!((cut.progress(), contents(&cut, &other)), (original.progress(), before.clone()));
+            let again = cut_to().expect_err("what is there stays");
+            assert!(again.to_string().ends_with("it already exists"));
+        }
     }
 }
 

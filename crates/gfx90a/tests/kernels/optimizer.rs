@@ -2,12 +2,12 @@
 
 use kintsugi_gfx90a::{Argument, Grid};
 use kintsugi_tensor::ops::{
-    LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, Update, UpdateControl,
-    UpdateRule, control,
+    LearningRate, LossScaler, Momentum, Normalize, Parameters, RateCurve, ScaledSum, Segment, Squares,
+    SumsOfSquares, Update, UpdateControl, UpdateRule, control,
 };
 use kintsugi_tensor::{Backend, DType};
 
-use crate::support::{Both, COMPUTE, NULL, Pair, kernels, pointer, random, suffix};
+use crate::support::{Both, COMPUTE, NULL, Pair, kernels, pointer, random, size, suffix};
 
 /// As in `optimizer.cu`: elements of a chunk, and entries of a table with their words.
 const SQUARES_CHUNK: usize = 16384;
@@ -133,12 +133,13 @@ struct Tensors {
 }
 
 /// Every rule, with and without states.
-const RULES: [UpdateRule; 5] = [
+const RULES: [UpdateRule; 6] = [
     UpdateRule::AdamW { betas: (0.9, 0.95), epsilon: 1e-8 },
     UpdateRule::Lion { betas: (0.9, 0.99) },
     UpdateRule::Sgd { momentum: 0.9, nesterov: false },
     UpdateRule::Sgd { momentum: 0.9, nesterov: true },
     UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+    UpdateRule::Direction,
 ];
 
 #[test]
@@ -212,7 +213,74 @@ fn launch(pair: &mut Pair, rule: UpdateRule, tensors: &Tensors, segments: &[Segm
         UpdateRule::Sgd { momentum, nesterov } => {
             arguments.extend([number(momentum), u32::from(nesterov).into()]);
         }
+        UpdateRule::Direction => {}
     }
     let name = format!("{}_{}", rule.name(), types.join("_"));
     pair.launch(&name, Grid::new(blocks, THREADS), &arguments);
+}
+
+#[test]
+fn momenta_are_updated_or_kept() {
+    const LEN: usize = 5003;
+    let Some(code) = kernels("optimizer") else { return };
+    let mut pair = Pair::new(code, 4);
+    for (gradients, states, directions, nesterov, skip) in [
+        (DType::F32, DType::F32, DType::F32, false, 0.0),
+        (DType::F32, DType::F32, DType::BF16, true, 0.0),
+        (DType::BF16, DType::BF16, DType::BF16, true, 0.0),
+        (DType::F16, DType::F32, DType::BF16, false, 1.0),
+    ] {
+        let mut slots = [0.5; control::LEN];
+        slots[control::SKIP] = skip;
+        let slots = pair.numbers("slots", &slots, DType::F32);
+        let gradient = pair.random("gradient", LEN, gradients, 1);
+        let momentum = pair.random("momentum", LEN, states, 2);
+        let out = pair.numbers("direction", &[0.25; LEN], directions);
+        let views = [&gradient, &momentum, &out].map(|both| both.cpu.view());
+        let [of_gradient, of_momentum, of_out] = views;
+        let control = slots.cpu.view();
+        pair.cpu.momentum(Momentum {
+            gradient: of_gradient,
+            momentum: of_momentum,
+            out: of_out,
+            control,
+            beta: 0.95,
+            nesterov,
+        });
+        let words = [gradient.address, NULL, momentum.address, NULL, out.address, LEN as u64, 0, 0];
+        let arguments = [
+            table(&words, UPDATE_TABLE),
+            1_u32.into(),
+            pointer(&slots),
+            0.95_f32.into(),
+            u32::from(nesterov).into(),
+        ];
+        let name = format!("momentum_{}", [gradients, states, directions].map(suffix).join("_"));
+        pair.launch(&name, Grid::new(LEN.div_ceil(UPDATE_CHUNK), THREADS), &arguments);
+        for result in [&momentum, &out] {
+            pair.agree(result, &name);
+        }
+    }
+}
+
+#[test]
+fn matrices_are_normalised_and_added() {
+    const LEN: usize = 1003;
+    let Some(code) = kernels("optimizer") else { return };
+    let mut pair = Pair::new(code, 5);
+    for dtype in COMPUTE {
+        let (x, y) = (pair.random("x", LEN, dtype, 1), pair.random("y", LEN, dtype, 2));
+        let sum = pair.numbers("sum", &[16.0], DType::F32);
+        let (elements, wide) = (size(LEN), Argument::from(false));
+        let grid = Grid::new(LEN.div_ceil(THREADS), THREADS);
+        let (of_x, sum_of_squares) = (x.cpu.view(), sum.cpu.view());
+        pair.cpu.normalize(Normalize { x: of_x, sum_of_squares, epsilon: 1e-7 });
+        let arguments = [pointer(&x), pointer(&sum), elements.clone(), 1e-7_f32.into(), wide.clone()];
+        pair.launch(&format!("normalize_{}", suffix(dtype)), grid, &arguments);
+        pair.agree(&x, &format!("normalised in {dtype:?}"));
+        pair.cpu.scaled_sum(ScaledSum { x: x.cpu.view(), y: y.cpu.view(), factors: (2.0, -0.5) });
+        let arguments = [pointer(&x), pointer(&y), elements, 2.0_f32.into(), (-0.5_f32).into(), wide];
+        pair.launch(&format!("scaled_sum_{}", suffix(dtype)), grid, &arguments);
+        pair.agree(&x, &format!("a sum in {dtype:?}"));
+    }
 }

@@ -8,7 +8,9 @@
 // update_control: one thread, in f64; see ops/step.rs for the slots.
 // adamw: master f32, moments f32 or bf16, weights the 16-bit copy or null. With f32 gradients and moments it moves 30
 // bytes per element: 124 M are 3.7 GB, 0.87 ms at 4.3 TB/s.
-// lion, sgd: the same with one state, or with none (null): 22 and 14 bytes per element.
+// lion, sgd: the same with one state, or with none (null): 22 and 14 bytes per element. direction is sgd without states whose
+// gradient is a direction, which is not clipped.
+// momentum: first is the momentum, weights the direction. normalize and scaled_sum: flat arrays, see ops/muon.rs.
 
 constexpr int SQUARES_CHUNK = 16384, SQUARES_PARTS = 96;
 constexpr int UPDATE_CHUNK = 4096, UPDATE_SEGMENTS = 56;
@@ -253,7 +255,7 @@ __device__ void lion(const SegmentTable &table, int count, const float *__restri
 
 template <class G, class M, class W>
 __device__ void sgd(const SegmentTable &table, int count, const float *__restrict__ slots, float momentum,
-                    int nesterov) {
+                    int nesterov, bool clipped) {
     if (slots[SKIP] > 0) return;
     const Segment &of = table.at[entry_of_block(table, count)];
     const G *__restrict__ gradient = (const G *)of.gradient;
@@ -261,7 +263,7 @@ __device__ void sgd(const SegmentTable &table, int count, const float *__restric
     M *__restrict__ first = (M *)of.first;
     W *__restrict__ weights = (W *)of.weights;
     const bool wide = aligned(gradient) && aligned(master) && aligned(first) && aligned(weights);
-    const float factor = slots[FACTOR], rate = slots[RATE] * of.rate_factor, decay = of.decay;
+    const float factor = clipped ? slots[FACTOR] : 1.0f, rate = slots[RATE] * of.rate_factor, decay = of.decay;
     each_of_chunk<UPDATE_CHUNK, piece<G, float>(), 1>(of.first_block, of.elements, wide, [=](auto lanes, size i) {
         constexpr int N = decltype(lanes)::value;
         float g[N], w[N], b[N];
@@ -280,14 +282,75 @@ __device__ void sgd(const SegmentTable &table, int count, const float *__restric
     });
 }
 
+template <class G, class M, class O>
+__device__ void momentum(const SegmentTable &table, int count, const float *__restrict__ slots, float mu, int nesterov) {
+    if (slots[SKIP] > 0) return;
+    const Segment &of = table.at[entry_of_block(table, count)];
+    const G *__restrict__ gradient = (const G *)of.gradient;
+    M *__restrict__ first = (M *)of.first;
+    O *__restrict__ out = (O *)of.weights;
+    const bool wide = aligned(gradient) && aligned(first) && aligned(out);
+    const float factor = slots[FACTOR], rest = 1.0f - mu;
+    each_of_chunk<UPDATE_CHUNK, piece<G, float>(), 1>(of.first_block, of.elements, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        float g[N], m[N], d[N];
+        load<N>(gradient + i, g);
+        load<N>(first + i, m);
+        for (int j = 0; j < N; ++j) {
+            const float scaled = rest * (g[j] * factor);
+            m[j] = mu * m[j] + scaled;
+            d[j] = nesterov ? scaled + mu * m[j] : m[j];
+        }
+        store<N>(first + i, m);
+        store<N>(out + i, d);
+    });
+}
+
+template <class T> __device__ void normalize(T *x, const float *sum, size elements, float epsilon, bool wide) {
+    const float norm = fmaxf(sqrtf(sum[0]), epsilon);
+    each<piece<T>()>(elements, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        float v[N];
+        load<N>(x + i, v);
+        for (int j = 0; j < N; ++j) v[j] /= norm;
+        store<N>(x + i, v);
+    });
+}
+
+template <class T> __device__ void scaled_sum(T *x, const T *y, size elements, float a, float b, bool wide) {
+    each<piece<T>()>(elements, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        float v[N], w[N];
+        load<N>(x + i, v);
+        load<N>(y + i, w);
+        for (int j = 0; j < N; ++j) v[j] = a * v[j] + b * w[j];
+        store<N>(x + i, v);
+    });
+}
+
 #define DEFINE(NAME, T)                                                                                               \
     extern "C" __global__ void squares_##NAME(const CONSTANT SquaresTable table, int count, double *partial) {        \
         squares<T>(table, count, partial);                                                                            \
     }                                                                                                                 \
+    extern "C" __global__ void normalize_##NAME(T *x, const float *sum, size elements, float epsilon, bool wide) {    \
+        normalize(x, sum, elements, epsilon, wide);                                                                   \
+    }                                                                                                                 \
+    extern "C" __global__ void scaled_sum_##NAME(T *x, const T *y, size elements, float a, float b, bool wide) {      \
+        scaled_sum(x, y, elements, a, b, wide);                                                                       \
+    }                                                                                                                 \
+    DEFINE_MOMENTUM(NAME, T, f32, float, f32, float)                                                                  \
+    DEFINE_MOMENTUM(NAME, T, f32, float, bf16, bf16)                                                                  \
+    DEFINE_MOMENTUM(NAME, T, bf16, bf16, f32, float)                                                                  \
+    DEFINE_MOMENTUM(NAME, T, bf16, bf16, bf16, bf16)                                                                  \
     DEFINE_UPDATES(NAME, T, f32, float, bf16, bf16)                                                                   \
     DEFINE_UPDATES(NAME, T, f32, float, f16, f16)                                                                     \
     DEFINE_UPDATES(NAME, T, bf16, bf16, bf16, bf16)                                                                   \
     DEFINE_UPDATES(NAME, T, bf16, bf16, f16, f16)
+#define DEFINE_MOMENTUM(NAME, G, MOMENTS, M, OUT, O)                                                                  \
+    extern "C" __global__ void momentum_##NAME##_##MOMENTS##_##OUT(const CONSTANT SegmentTable table, int count,      \
+                                                                   const float *slots, float mu, int nesterov) {      \
+        momentum<G, M, O>(table, count, slots, mu, nesterov);                                                         \
+    }
 #define DEFINE_UPDATES(NAME, G, MOMENTS, M, WEIGHTS, W)                                                               \
     extern "C" __global__ void adamw_##NAME##_##MOMENTS##_##WEIGHTS(const CONSTANT SegmentTable table, int count,     \
                                                                     const float *slots, float beta1, float beta2,     \
@@ -300,6 +363,10 @@ __device__ void sgd(const SegmentTable &table, int count, const float *__restric
     }                                                                                                                 \
     extern "C" __global__ void sgd_##NAME##_##MOMENTS##_##WEIGHTS(const CONSTANT SegmentTable table, int count,       \
                                                                   const float *slots, float momentum, int nesterov) { \
-        sgd<G, M, W>(table, count, slots, momentum, nesterov);                                                        \
+        sgd<G, M, W>(table, count, slots, momentum, nesterov, true);                                                  \
+    }                                                                                                                 \
+    extern "C" __global__ void direction_##NAME##_##MOMENTS##_##WEIGHTS(const CONSTANT SegmentTable table, int count, \
+                                                                        const float *slots) {                         \
+        sgd<G, M, W>(table, count, slots, 0.0f, 0, false);                                                            \
     }
 FOR_TYPES(DEFINE)

@@ -1,7 +1,7 @@
 //! The end of a step: its control values, and the update.
 
 use kintsugi_conformance::COMPUTE;
-use kintsugi_conformance::step::{RULES, UpdateTypes, sums_of_squares, update, update_control};
+use kintsugi_conformance::step::{RULES, UpdateTypes, momentum, sums_of_squares, update, update_control};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{LearningRate, LossScaler, RateCurve};
 
@@ -61,5 +61,22 @@ fn squares_of_many_gradients_are_summed_at_once() {
     let Some(gpu) = any_gpu() else { return };
     for dtype in COMPUTE {
         agree(&gpu, dtype, "sums of squares", sums_of_squares);
+    }
+}
+
+#[test]
+fn momenta_give_directions_that_are_normalised_and_added() {
+    let Some(gpu) = any_gpu() else { return };
+    for (gradients, states, directions) in [
+        (DType::F32, DType::F32, DType::F32),
+        (DType::BF16, DType::F32, DType::BF16),
+        (DType::F16, DType::BF16, DType::BF16),
+    ] {
+        let coarsest = if directions == DType::F32 { DType::F32 } else { DType::BF16 };
+        for (nesterov, skip) in [(true, 0.0), (false, 0.0), (true, 1.0)] {
+            agree(&gpu, coarsest, &format!("momentum, Nesterov {nesterov}, skip {skip}"), |backend| {
+                momentum(backend, [gradients, states, directions], nesterov, skip)
+            });
+        }
     }
 }

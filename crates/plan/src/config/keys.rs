@@ -13,15 +13,14 @@ use super::words::{
     Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources,
 };
 use crate::{
-    AttentionKind, Compute, ContextAttention, GradientType, HeadRows, LogFormat, LossScale, ParameterGroup,
-    Products, RateSchedule, Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
+    AttentionKind, Compute, ContextAttention, GradientType, HeadRows, LogFormat, LossScale, ParameterGroup, Products, RateAdjustment, RateSchedule, Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
 };
 
 /// Larger than any cluster, and small enough that products of sizes do not overflow.
 pub(crate) const MAX_RANKS: usize = 1 << 20;
 
 /// Step counters are `f32` on the device and stop counting beyond this.
-pub(crate) const MAX_STEPS: u64 = 1 << 24;
+pub const MAX_STEPS: u64 = 1 << 24;
 
 /// A year.
 const MAX_SECONDS: u64 = 365 * 24 * 3600;
@@ -243,7 +242,7 @@ table! {
 
 table! {
     RawOptimizer in "optimizer" {
-        /// `"adamw"`, `"lion"`, `"sgd"`: see [optimizers](optimizers.md)
+        /// `"adamw"`, `"lion"`, `"muon"`, `"sgd"`: see [optimizers](optimizers.md)
         name: OptimizerName, default OptimizerName::Adamw;
         /// above 0
         lr: f64, default 3e-4, in 1e-30..=1e6;
@@ -256,18 +255,24 @@ table! {
         schedule: RateSchedule, default RateSchedule::Cosine;
         /// at least 1: steps in which the rate falls from `lr` to `min_lr`; not for constant and inverse-sqrt
         decay_steps: u64, else "to the end of the run; wsd and wsd-sqrt: a tenth of `run.steps`", in 1..=MAX_STEPS;
-        /// two numbers from 0 to below 1; not for sgd
+        /// two numbers from 0 to below 1; not for sgd. For muon those of AdamW, which updates what is no matrix of a layer
         betas: Vec<f64>, else "`[0.9, 0.95]`; lion `[0.9, 0.99]`";
-        /// above 0, at most 1; adamw only
+        /// above 0, at most 1; adamw and muon only
         eps: f64, else "1e-8", in 1e-30..=1.0;
-        /// 0 to below 1; sgd only
-        momentum: f64, else "0.9 for sgd";
-        /// whether the momentum is Nesterov's; sgd only
-        nesterov: bool, else "false for sgd";
+        /// 0 to below 1; sgd and muon only
+        momentum: f64, else "sgd 0.9, muon 0.95";
+        /// whether the momentum is Nesterov's; sgd and muon only
+        nesterov: bool, else "sgd false, muon true";
+        /// `"match-rms-adamw"`, `"original"`: how the rate of a matrix follows from its shape, as PyTorch's `adjust_lr_fn`;
+        /// muon only
+        adjust_lr: RateAdjustment, else "`\"match-rms-adamw\"` for muon";
         /// 0 or above; not applied to norms and biases
         weight_decay: f64, default 0.1, in 0.0..=1e6;
         /// largest gradient norm; 0 for no clipping
         clip: f64, default 1.0;
+        /// 0 to below 1: the factor of the last step's value in a [moving average](optimizers.md#moving-average) of the
+        /// weights; 0 for none
+        ema: f64, default 0.0, in 0.0..=0.999_999_9;
         /// 0 or above: coefficient z of `z · ln² Σ exp(logits)`, which keeps logits small: its gradient is added to that of
         /// the loss, and the losses of steps and evaluations do not contain it
         z_loss: f64, default 0.0, in 0.0..=1.0;
@@ -395,8 +400,11 @@ table! {
         /// optimizer steps. With 0 nothing is trained, and the checkpoint has the initial weights
         steps: u64, default 100, in 0..=MAX_STEPS;
         /// at least 1: the length of the run in tokens, instead of `steps`: there are as many as `tokens` / (`batch.global`
-        /// · `batch.sequence`), rounded up. `--set` of one replaces the other
+        /// · `batch.sequence`), rounded up. `--set` of one replaces the others
         tokens: u64, else "none", in 1..=1 << 60;
+        /// above 0: the length of the run in passes over the token files, instead of `steps`: until every source has been
+        /// read as often. Only `train` reads the files and knows the number of steps
+        epochs: f64, else "none", in 1e-9..=1e9;
         /// seed of weights and data
         seed: u64, default 1;
         /// folder for `metrics.jsonl` and `summary.json`

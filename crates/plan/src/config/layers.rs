@@ -200,7 +200,7 @@ fn nest(keys: &[&str], value: Value) -> Table {
 }
 
 /// Keys of a table that say the same in two ways: a layer with one of them replaces the other in the layers below.
-const ALTERNATIVES: [&str; 2] = ["steps", "tokens"];
+const ALTERNATIVES: [&str; 3] = ["steps", "tokens", "epochs"];
 
 pub(super) fn overlay(base: &mut Table, layer: Table) {
     if ALTERNATIVES.iter().any(|&key| layer.contains_key(key)) {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_tokens_replace_each_other() {
+    fn steps_tokens_and_epochs_replace_each_other() {
         let steps =
             |source: ConfigSource| source.plan().map(|plan| plan.run.steps).map_err(|e| e.to_string());
         // A step of the demo has 32 · 64 tokens.
@@ -302,6 +302,12 @@ mod tests {
         assert_eq!(steps(demo().set("run.tokens=20481")), Ok(11));
         assert_eq!(steps(demo().set("run.tokens=20480").set("run.steps=7")), Ok(7));
         assert_eq!(steps(demo().set("run.tokens=20480").set("run.seed=7").set("batch.global=64")), Ok(5));
+        let epochs = |source: ConfigSource| source.plan().map(|plan| plan.run.epochs);
+        assert_eq!(epochs(demo().set("run.tokens=20480").set("run.epochs=1.5")), Ok(Some(1.5)));
+        assert_eq!(epochs(demo().set("run.epochs=1.5").set("run.tokens=20480")), Ok(None));
+        let both = ConfigSource::text("model.preset = \"demo\"\nrun = { steps = 7, epochs = 2 }\n");
+        let sentence = "run.epochs = 2 and run.steps = 7 both say how long the run is; leave one out";
+        assert_eq!(steps(both), Err(sentence.to_owned()));
         let both = ConfigSource::text("model.preset = \"demo\"\nrun = { steps = 7, tokens = 20480 }\n");
         let sentence = "run.tokens = 20480 and run.steps = 7 both say how long the run is; leave one out";
         assert_eq!(steps(both.set("batch.sequence=64")), Err(sentence.to_owned()));

@@ -9,7 +9,7 @@ struct Feature {
 }
 
 /// The features, most specific first: the names of Megatron-LM, DeepSpeed, torchtitan and transformers.
-const FEATURES: [Feature; 6] = [
+const FEATURES: [Feature; 5] = [
     Feature {
         names: &["ep", "expert_parallel", "expert_model_parallel", "expert_tensor_parallel"],
         reason: "Kintsugi has no expert parallelism, because it has no mixture-of-experts models; remove the key",
@@ -22,10 +22,6 @@ const FEATURES: [Feature; 6] = [
         names: &["fp8", "float8", "mxfp8", "fp4", "nvfp4"],
         reason: "Kintsugi has no such type of weights and activations; precision.compute = \"bf16\" is the narrowest, and \
                  precision.products = \"fp8\" computes products in 8 bits",
-    },
-    Feature {
-        names: &["muon"],
-        reason: "Kintsugi has no optimizer of whole matrices; use optimizer.name = \"adamw\", \"lion\" or \"sgd\"",
     },
     Feature {
         names: &["lora", "qlora", "dora", "peft", "adapter", "adapters"],
@@ -65,9 +61,6 @@ mod tests {
         }
         for key in ["precision.fp8", "mxfp8", "fp8", "float8"] {
             begins(key, "such type of weights and activations");
-        }
-        for key in ["muon", "optimizer.muon_lr"] {
-            begins(key, "optimizer of whole matrices");
         }
         for key in ["lora", "model.lora_rank", "optimizer.lora_alpha", "peft"] {
             begins(key, "low-rank adapters");

@@ -73,6 +73,7 @@ pub(crate) enum Quantize {
 pub(crate) enum OptimizerName {
     Adamw,
     Lion,
+    Muon,
     Sgd,
 }
 

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::Optimizer;
-use crate::Plan;
 use crate::config::ConfigError;
 use crate::config::error::{between, invalid};
 use crate::parameters::Parameter;
+use crate::{Plan, StoredTensor};
 
 /// The parameters whose names match a pattern, and what is different for them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,15 +32,23 @@ fn one() -> f64 {
 pub struct ParameterUpdate {
     /// The factor of the learning rate.
     pub lr_factor: f64,
+    /// The factor of the update that the optimizer adds because of the parameter's shape. Weight decay does not have it.
+    pub shape_factor: f64,
     /// Weight decay.
     pub weight_decay: f64,
 }
 
 impl Optimizer {
+    /// The states of a parameter: see [`OptimizerKind::states_of`](crate::OptimizerKind::states_of).
+    pub fn states_of(&self, parameter: &Parameter) -> &'static [StoredTensor] {
+        self.kind.states_of(parameter)
+    }
+
     /// What happens to a parameter: what the first group with its name says, or what holds for all.
     pub fn update_of(&self, parameter: &Parameter) -> ParameterUpdate {
         let weight_decay = if parameter.decay { self.weight_decay } else { 0.0 };
-        let ordinary = ParameterUpdate { lr_factor: 1.0, weight_decay };
+        let shape_factor = self.kind.shape_factor(parameter);
+        let ordinary = ParameterUpdate { lr_factor: 1.0, shape_factor, weight_decay };
         if self.groups.is_empty() {
             return ordinary;
         }
@@ -48,6 +56,7 @@ impl Optimizer {
         self.groups.iter().find(|group| matches(&group.parameters, &name)).map_or(ordinary, |group| {
             ParameterUpdate {
                 lr_factor: group.lr_factor,
+                shape_factor,
                 weight_decay: group.weight_decay.unwrap_or(weight_decay),
             }
         })

@@ -2,6 +2,7 @@
 
 mod groups;
 mod kind;
+mod matrices;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,7 @@ use crate::config::keys::RawOptimizer;
 
 pub(crate) use groups::check_names;
 pub use groups::{ParameterGroup, ParameterUpdate};
-pub use kind::OptimizerKind;
+pub use kind::{OptimizerKind, RateAdjustment};
 
 /// An optimizer and its learning rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,6 +35,8 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 for none.
     pub clip: f64,
+    /// The factor of the last step's value in the moving average of the weights; 0 for none.
+    pub ema: f64,
     /// Coefficient of the z-loss (arXiv 2204.02311).
     pub z_loss: f64,
     /// What is different for some parameters.
@@ -107,6 +110,7 @@ impl Optimizer {
             decay_steps: decay_steps(raw, schedule)?,
             weight_decay: raw.weight_decay()?,
             clip: clip(raw.clip())?,
+            ema: raw.ema()?,
             z_loss: raw.z_loss()?,
             groups: groups::check(raw.groups.clone().unwrap_or_default())?,
         })
@@ -115,7 +119,7 @@ impl Optimizer {
     /// A note about what the optimizer does not reach in such a short run.
     pub(crate) fn note(&self, run: &Run) -> Option<String> {
         let (warmup, steps, lr) = (self.warmup, run.steps, self.lr);
-        (0 < steps && steps < warmup).then(|| {
+        (run.epochs.is_none() && 0 < steps && steps < warmup).then(|| {
             let last = short(lr * steps as f64 / warmup as f64);
             format!(
                 "optimizer.warmup = {warmup} is longer than run.steps = {steps}: the learning rate ends at {last} and does \

@@ -1,6 +1,6 @@
 //! The end of a step: tied copies, global norm and loss, update, and the gathering of updated weights.
 
-use crate::{Group, Op, Phase, PhaseKind, Plan, StepOp, Transfer, Unit};
+use crate::{Direction, Group, MatrixOp, Op, Phase, PhaseKind, Plan, StepOp, Transfer, Unit};
 
 /// What follows the last pass of a training step.
 pub(super) fn step(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
@@ -11,12 +11,33 @@ pub(super) fn step(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
     tail.push(Op::Step(StepOp::Measure));
     sums(plan, tail);
     tail.extend([Op::Step(StepOp::Clip), Op::Step(StepOp::Update)]);
+    matrices(plan, stage, tail);
+    tail.extend(plan.averages_weights().then_some(Op::Step(StepOp::Average)));
     refresh(plan, stage, tail);
 }
 
 /// Sums squared norm and loss over all ranks, one axis at a time.
 pub(super) fn sums(plan: &Plan, tail: &mut Vec<Op>) {
     tail.extend(plan.norm_axes().into_iter().flat_map(|axis| Op::start_and_wait(Transfer::Norm { axis })));
+}
+
+/// The layers of each round go to their owners, who orthogonalize the matrices, and back.
+fn matrices(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
+    let groups = plan.owner_groups();
+    for round in plan.matrix_rounds(stage) {
+        let first = round[0];
+        let exchange = |&over: &Group, direction| {
+            Op::start_and_wait(Transfer::Exchange { unit: first, over, direction })
+        };
+        let each = |kind| round.iter().map(move |&unit| Op::Matrices { kind, unit });
+        tail.push(Op::Matrices { kind: MatrixOp::Begin, unit: first });
+        tail.extend(each(MatrixOp::Collect));
+        tail.extend(groups.iter().flat_map(|over| exchange(over, Direction::ToOwners)));
+        tail.push(Op::Matrices { kind: MatrixOp::Orthogonalize, unit: first });
+        tail.extend(groups.iter().rev().flat_map(|over| exchange(over, Direction::FromOwners)));
+        tail.extend(each(MatrixOp::Apply));
+        tail.push(Op::Matrices { kind: MatrixOp::End, unit: first });
+    }
 }
 
 /// After each rank has updated its shard, the ranks that hold the same weights get the other shards of them. With overlap all

@@ -63,7 +63,7 @@ const SETS: &[&[&str]] = &[
     &["memory.head_rows=0"],
     &["memory.head_rows=some"],
     &["optimizer.name=adafactor"],
-    &["optimizer.name=muon"],
+    &["optimizer.adjust_lr=original"],
     // Model.
     &["model.layers=0"],
     &["model.hidden=130"],

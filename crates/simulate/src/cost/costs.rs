@@ -71,9 +71,12 @@ pub(super) fn source(op: Op) -> CostSource {
             Computation::Forward | Computation::Recompute | Computation::Backward(_) => CostSource::Block,
             Computation::Evaluate | Computation::Decode => unreachable!("a training step has no \"{op}\""),
         },
-        Op::Release { .. } | Op::Discard { .. } => CostSource::Unit,
+        Op::Matrices { .. } | Op::Release { .. } | Op::Discard { .. } => CostSource::Unit,
         Op::Start(transfer) | Op::Wait(transfer) => match transfer {
-            Transfer::Gather { .. } | Transfer::Reduce { .. } | Transfer::Refresh { .. } => CostSource::Unit,
+            Transfer::Gather { .. }
+            | Transfer::Reduce { .. }
+            | Transfer::Refresh { .. }
+            | Transfer::Exchange { .. } => CostSource::Unit,
             Transfer::Norm { axis } if op == Op::Start(transfer) => CostSource::Sum(axis),
             Transfer::Norm { .. } | Transfer::Send(_) | Transfer::Receive(_) => CostSource::Nothing,
             Transfer::Share => unreachable!("a training step has no \"{op}\""),
@@ -242,12 +245,14 @@ impl Costs {
         let layers = plan.stage_layers();
         let step_op = |stage: usize, op: StepOp| {
             let op = Op::Step(op).kind();
-            let mut cost = layer[&op].times(layers[stage] as u64);
+            // Not every plan has every op.
+            let Some(&of_layer) = layer.get(&op) else { return OpCost::default() };
+            let mut cost = of_layer.times(layers[stage] as u64);
             if stage == 0 {
-                cost = cost.plus(ends[0][&op].minus(layer[&op]));
+                cost = cost.plus(ends[0][&op].minus(of_layer));
             }
             if stage > 0 && stage + 1 == plan.mesh.pp() {
-                cost = cost.plus(ends[1][&op].minus(layer[&op]));
+                cost = cost.plus(ends[1][&op].minus(of_layer));
             }
             cost
         };

@@ -161,7 +161,7 @@ impl Compiler {
     fn op(&mut self, stage: usize, op: Op, index: u32) {
         match op {
             Op::Step(op) => self.push(Node::RunStep(op), index),
-            Op::Load { .. } | Op::Compute { .. } => self.run(op, index),
+            Op::Load { .. } | Op::Compute { .. } | Op::Matrices { .. } => self.run(op, index),
             Op::Start(transfer) => {
                 self.run_if_of_unit(op, index);
                 let node = match (transfer, self.rendezvous(transfer)) {

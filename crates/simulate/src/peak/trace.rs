@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
 use kintsugi_plan::{
-    Axis, Batch, Block, Computation, Coordinate, Op, OpKind, Pipeline, Plan, ScheduleKind, Sharding,
-    Transfer, Unit,
+    Axis, Batch, Block, Computation, Coordinate, MatrixOp, Op, OpKind, Pipeline, Plan, ScheduleKind,
+    Sharding, Transfer, Unit,
 };
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::Paper;
@@ -102,18 +102,27 @@ impl Kinds {
                 return Some(MemoryKind::LastUseOfStarts(op.kind()));
             }
             Op::Compute { .. } | Op::Release { .. } | Op::Discard { .. } => true,
+            Op::Matrices { kind, .. } => match kind {
+                MatrixOp::Begin | MatrixOp::Orthogonalize | MatrixOp::End => true,
+                MatrixOp::Collect | MatrixOp::Apply => false,
+            },
             Op::Step(_) => false,
             Op::Start(transfer) => match transfer {
                 Transfer::Gather { .. } | Transfer::Refresh { .. } | Transfer::Receive(_) => true,
                 // Codes have buffers of their own.
                 Transfer::Reduce { phase, .. } => phase.codes.is_some(),
-                Transfer::Send(_) | Transfer::Norm { .. } | Transfer::Share => false,
+                Transfer::Exchange { .. } | Transfer::Send(_) | Transfer::Norm { .. } | Transfer::Share => {
+                    false
+                }
             },
             Op::Wait(transfer) => match transfer {
                 Transfer::Gather { phase, .. } => phase.codes.is_some(),
                 Transfer::Reduce { phase, .. } => phase.codes.is_some() || self.sharding.leaves_shard(phase),
                 Transfer::Refresh { .. } | Transfer::Send(_) => true,
-                Transfer::Receive(_) | Transfer::Norm { .. } | Transfer::Share => false,
+                Transfer::Exchange { .. }
+                | Transfer::Receive(_)
+                | Transfer::Norm { .. }
+                | Transfer::Share => false,
             },
             Op::Feed { .. } | Op::Choose { .. } => unreachable!("a training step has no \"{op}\""),
         };

@@ -202,7 +202,7 @@ impl EventSimulation<'_> {
         match op {
             Op::Start(transfer) => self.start(rank, transfer, cost),
             Op::Wait(transfer) => return self.wait(rank, transfer, cost),
-            Op::Step(_) | Op::Load { .. } | Op::Compute { .. } => {
+            Op::Step(_) | Op::Load { .. } | Op::Compute { .. } | Op::Matrices { .. } => {
                 match self.costs.order(op).filter(|order| order.overlaps) {
                     Some(order) => rank.overlap(&order.segments, self.costs.interference()),
                     None => rank.run(cost, self.costs.interference()),

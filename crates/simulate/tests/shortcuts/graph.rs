@@ -80,9 +80,12 @@ fn training_kind(op: Op) -> String {
             };
             first_words(op.to_string(), words) + axis
         }
-        Op::Step(_) | Op::Load { .. } | Op::Compute { .. } | Op::Release { .. } | Op::Discard { .. } => {
-            first_words(op.to_string(), 1)
-        }
+        Op::Step(_)
+        | Op::Load { .. }
+        | Op::Compute { .. }
+        | Op::Matrices { .. }
+        | Op::Release { .. }
+        | Op::Discard { .. } => first_words(op.to_string(), 1),
         Op::Feed { .. } | Op::Choose { .. } => panic!("a training step has {op}"),
     }
 }

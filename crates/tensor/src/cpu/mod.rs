@@ -18,6 +18,7 @@ mod gemm;
 mod lanes;
 mod linear;
 mod loss;
+mod muon;
 mod norm;
 mod parallel;
 mod quantize;
@@ -42,10 +43,7 @@ use parallel::Threads;
 
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Float8Source, Gated, GatedBackward, Linear,
-    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, SlicedAttention,
-    SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Float8Source, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
 };
 use crate::{AddressSpace, Backend, Buffer, Category, DType, Float8, Memory, View};
 
@@ -482,6 +480,27 @@ impl Backend for CpuBackend {
     fn update_control(&self, op: UpdateControl) {
         op.check();
         with_real!(op.control.dtype(), A => update_control::update_control::<A>(&op));
+    }
+
+    fn momentum(&self, op: Momentum) {
+        op.check();
+        match op.gradient.dtype() {
+            DType::F64 => muon::momentum::<f64, f64, f64>(self.threads, &op),
+            DType::F32 => muon::momentum_in_f32::<f32>(self.threads, &op),
+            DType::BF16 => muon::momentum_in_f32::<bf16>(self.threads, &op),
+            DType::F16 => muon::momentum_in_f32::<f16>(self.threads, &op),
+            DType::U32 | DType::U8 => panic!("token ids and bytes are not numbers"),
+        }
+    }
+
+    fn normalize(&self, op: Normalize) {
+        op.check();
+        with_float!(op.x.dtype(), T => muon::normalize::<T>(self.threads, &op));
+    }
+
+    fn scaled_sum(&self, op: ScaledSum) {
+        op.check();
+        with_float!(op.x.dtype(), T => muon::scaled_sum::<T>(self.threads, &op));
     }
 
     fn update(&self, op: Update) {

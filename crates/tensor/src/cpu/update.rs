@@ -80,7 +80,16 @@ where
                     sgd_with_momentum(constants, real(momentum), nesterov, gradient, master, buffer);
                 }
                 (UpdateRule::Sgd { .. }, (None, None)) => sgd(constants, gradient, master),
-                (UpdateRule::AdamW { .. } | UpdateRule::Lion { .. } | UpdateRule::Sgd { .. }, _) => {
+                (UpdateRule::Direction, (None, None)) => {
+                    sgd(Constants { factor: one, ..constants }, gradient, master);
+                }
+                (
+                    UpdateRule::AdamW { .. }
+                    | UpdateRule::Lion { .. }
+                    | UpdateRule::Sgd { .. }
+                    | UpdateRule::Direction,
+                    _,
+                ) => {
                     unreachable!("the check of the operation counts the states")
                 }
             }
@@ -177,12 +186,13 @@ mod tests {
     use crate::cpu::testing::{TestBackend, assert_close, random};
     use crate::ops::Segment;
 
-    const RULES: [UpdateRule; 5] = [
+    const RULES: [UpdateRule; 6] = [
         UpdateRule::AdamW { betas: (0.875, 0.75), epsilon: 1e-3 },
         UpdateRule::Lion { betas: (0.875, 0.75) },
         UpdateRule::Sgd { momentum: 0.75, nesterov: false },
         UpdateRule::Sgd { momentum: 0.75, nesterov: true },
         UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+        UpdateRule::Direction,
     ];
 
     /// Two updates of 10 parameters in two ranges, the first 6 with decay, the last 2 at twice the rate. Returns master
@@ -254,6 +264,7 @@ mod tests {
                         }
                         w - rate * if nesterov { g + momentum * buffer } else { buffer }
                     }
+                    UpdateRule::Direction => w - rate * (decay * w + gradient[i]),
                 };
             }
         }

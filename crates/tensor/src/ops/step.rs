@@ -38,6 +38,8 @@ pub enum UpdateRule {
         /// Whether the momentum is Nesterov's.
         nesterov: bool,
     },
+    /// `w −= r·(λ·w + g)`, where `g` is a direction, which is not clipped.
+    Direction,
 }
 
 /// The most states of a rule.
@@ -50,6 +52,7 @@ impl UpdateRule {
             UpdateRule::AdamW { .. } => 2,
             UpdateRule::Lion { .. } => 1,
             UpdateRule::Sgd { momentum, .. } => usize::from(momentum > 0.0),
+            UpdateRule::Direction => 0,
         }
     }
 
@@ -59,6 +62,7 @@ impl UpdateRule {
             UpdateRule::AdamW { .. } => "adamw",
             UpdateRule::Lion { .. } => "lion",
             UpdateRule::Sgd { .. } => "sgd",
+            UpdateRule::Direction => "direction",
         }
     }
 }

@@ -6,10 +6,7 @@ use super::{Kernel, KernelKind};
 use crate::ops::{
     Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
     CastToFloat8, ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward,
-    Float8Source, GateFunction, Gated, GatedBackward, Gradient, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
-    Quantize, Requantize, Residual, Rotary, RowDots, SlicedAttention, SlicedAttentionBackward, Slices,
-    SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl, UpdateRule, visible_pairs,
+    Float8Source, GateFunction, Gated, GatedBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Parameters, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, Slices, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl, UpdateRule, visible_pairs,
 };
 use crate::{DType, View};
 
@@ -310,6 +307,7 @@ pub fn update(op: &Update) -> Kernel {
         UpdateRule::AdamW { .. } => 15,
         UpdateRule::Lion { .. } => 11,
         UpdateRule::Sgd { .. } => 7,
+        UpdateRule::Direction => 4,
     };
     let name = op.rule.name();
     op.parameters.iter().fold(moved(name, 0, &[op.control]), |kernel, parameters| {
@@ -318,4 +316,17 @@ pub fn update(op: &Update) -> Kernel {
         let more = states.into_iter().fold(more, |more, state| more.and(state).and(state));
         Kernel { flops: kernel.flops + more.flops, bytes: kernel.bytes + more.bytes, ..more }
     })
+}
+
+/// Momenta are read and written.
+pub fn momentum(op: &Momentum) -> Kernel {
+    moved("momentum", 6 * op.out.len(), &[op.gradient, op.momentum, op.momentum, op.out, op.control])
+}
+
+pub fn normalize(op: &Normalize) -> Kernel {
+    moved("normalize", op.x.len(), &[op.x, op.x, op.sum_of_squares])
+}
+
+pub fn scaled_sum(op: &ScaledSum) -> Kernel {
+    moved("scaled sum", 3 * op.x.len(), &[op.x, op.x, op.y])
 }
