@@ -30,6 +30,7 @@ mod resume;
 mod search;
 mod signals;
 mod slurm;
+mod spikes;
 mod stalls;
 mod stored_plan;
 mod streams;
