@@ -1,6 +1,7 @@
 //! `kintsugi launch`: runs a command as many processes, by the MPI launcher of this machine or without MPI.
 
 mod descendants;
+mod fewer;
 mod local;
 mod restarts;
 mod slurm;
@@ -24,6 +25,7 @@ use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::signals::send;
 use descendants::{Process, descendants, kill_and_wait, wait_for_end};
+use fewer::{Attempt, FewerRanks, JobSize};
 use restarts::RestartableRun;
 use slurm::SlurmArguments;
 pub use slurm::plugin_of_mpi;
@@ -69,6 +71,12 @@ pub struct Arguments {
     /// Starts the ranks again from the newest whole checkpoint when one has failed, N times at most; for train
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     restarts: u32,
+    /// Goes on with fewer ranks if too few nodes are left at a restart, with N at least, on the best layout of the planner
+    ///
+    /// The nodes that are left are those that Slurm says; elsewhere, a restart that fails before its first step has lost a
+    /// node (with --nodes) or a rank. batch.global stays.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    min_ranks: Option<u32>,
     #[command(flatten)]
     slurm: SlurmArguments,
     /// Shows the command, or the script of the job, and does not run it
@@ -97,6 +105,8 @@ Examples:
       in an allocation of Slurm; a node that has failed is replaced by another one of the allocation
   kintsugi launch --ranks 8 --restarts 3 train run.toml --set run.checkpoint_every=100
       survives three failures of ranks
+  kintsugi launch --mpirun srun --ranks 8 --nodes 4 --restarts 3 --min-ranks 4 train run.toml
+      the same, and with fewer ranks if nodes are lost and none replaces them
   kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
       another MPI; its library is found if it is in the loader's path, or named by KINTSUGI_MPI";
 
@@ -117,15 +127,31 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return slurm::run(&arguments.slurm, arguments.nodes, arguments.print, &train, &arguments.command);
     }
     let ranks = arguments.ranks.expect("it is required without --slurm");
+    if let Some(min) = arguments.min_ranks {
+        if arguments.restarts == 0 {
+            return Err(Failure::mistake(
+                "--min-ranks needs --restarts: only a restart can go on with fewer ranks",
+            ));
+        }
+        if min > ranks {
+            return Err(Failure::mistake(format!("--min-ranks {min} is more than --ranks {ranks}")));
+        }
+    }
     let supervision = Supervision::new(arguments.restarts > 0)?;
     let run: Option<RestartableRun> = match (arguments.restarts, command) {
         (0, _) => None,
-        (restarts, Some(crate::Command::Train(train))) => Some(RestartableRun::new(&train, restarts)?),
+        (restarts, Some(crate::Command::Train(train))) => {
+            let run = RestartableRun::new(&train, restarts)?;
+            let in_slurm = arguments.mpirun.ends_with("srun");
+            let fewer = arguments.min_ranks.map(|min| FewerRanks::new(train, min, in_slurm)).transpose()?;
+            Some(run.with_fewer(fewer))
+        }
         (_, _) => return Err(Failure::mistake("--restarts needs the command train")),
     };
+    let first = Attempt { words: arguments.command.clone(), size: JobSize { ranks, nodes: arguments.nodes } };
     if arguments.no_mpi {
-        return restarts::run(run, &arguments.command, &supervision, |words| {
-            local::run(ranks as usize, words, &supervision)
+        return restarts::run(run, &first, &supervision, |attempt| {
+            local::run(attempt.size.ranks as usize, &attempt.words, &supervision)
         });
     }
     let launcher = Launcher::find(&arguments.mpirun)?;
@@ -135,13 +161,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         )));
     }
     let out = run.as_ref().map(|run| run.out().to_owned());
-    let command = |words: &[OsString]| {
-        launcher.command(&arguments.mpirun, ranks, arguments.nodes, words, out.as_deref())
+    let command = |attempt: &Attempt| {
+        let JobSize { ranks, nodes } = attempt.size;
+        launcher.command(&arguments.mpirun, ranks, nodes, &attempt.words, out.as_deref())
     };
     if arguments.print {
-        return output::stdout(&(line(&command(&arguments.command)?) + "\n"));
+        return output::stdout(&(line(&command(&first)?) + "\n"));
     }
-    restarts::run(run, &arguments.command, &supervision, |words| wait(command(words)?, &supervision))
+    restarts::run(run, &first, &supervision, |attempt| wait(command(attempt)?, &supervision))
 }
 
 /// Runs this very command again, as `ranks` processes.

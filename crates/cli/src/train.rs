@@ -96,6 +96,16 @@ impl Arguments {
         self.config.read()?.plan().map_err(Failure::from)
     }
 
+    /// The configuration.
+    pub fn config(&self) -> &ConfigArguments {
+        &self.config
+    }
+
+    /// Whether only the summary is printed, as JSON.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+
     /// Whether they ask for files that only one attempt of a run can write.
     pub fn is_for_one_attempt(&self) -> bool {
         self.trace.path.is_some() || self.write_batches.is_some()

@@ -1,7 +1,6 @@
 //! Ranks as a job step of Slurm: `launch --mpirun srun` inside an allocation. Every attempt is a step of its own, so MPI starts anew, and
 //! it is placed on nodes that are not known to have failed.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -35,7 +34,7 @@ pub fn options(nodes: Option<u32>, ranks: u32, out: Option<&Path>) -> Result<Vec
     options.push(format!("--ntasks-per-node={}", ranks / nodes));
     let all = answer("scontrol", &["show", "hostnames"])?;
     let all: Vec<&str> = all.lines().collect();
-    let states = answer("sinfo", &["--noheader", "--Node", "--format=%N %T", "--nodes", &all.join(",")])?;
+    let states = node_states(&all)?;
     let accused = out.map_or_else(Vec::new, |out| hosts_of_culprits(&Verdict::read_all(out)));
     let excluded = excluded(&all, &states, &accused, nodes as usize)?;
     if !excluded.is_empty() {
@@ -45,16 +44,31 @@ pub fn options(nodes: Option<u32>, ranks: u32, out: Option<&Path>) -> Result<Vec
     Ok(options)
 }
 
+/// How many nodes of the allocation are neither down nor silent.
+pub fn nodes_left() -> Result<u32, Failure> {
+    let all = answer("scontrol", &["show", "hostnames"])?;
+    let all: Vec<&str> = all.lines().collect();
+    let states = node_states(&all)?;
+    Ok(all.iter().filter(|node| !is_down(&states, node)).count() as u32)
+}
+
+/// What Slurm says of nodes.
+fn node_states(all: &[&str]) -> Result<String, Failure> {
+    answer("sinfo", &["--noheader", "--Node", "--format=%N %T", "--nodes", &all.join(",")])
+}
+
+/// Whether Slurm says that a node is down or does not answer. A node that is drained keeps its jobs.
+fn is_down(states: &str, node: &str) -> bool {
+    let mut states = states.lines().filter_map(|line| line.split_once(' '));
+    let state = states.find(|(name, _)| *name == node).map_or("", |(_, state)| state);
+    state.ends_with('*') || ["down", "fail", "unknown", "error"].iter().any(|bad| state.starts_with(bad))
+}
+
 /// The nodes of an allocation that are not used: those that Slurm says are down or do not answer, and, as long as enough are left, those
 /// of ranks that have failed, the latest first.
 fn excluded(all: &[&str], states: &str, accused: &[String], needed: usize) -> Result<Vec<String>, Failure> {
-    let states: HashMap<&str, &str> = states.lines().filter_map(|line| line.split_once(' ')).collect();
-    let is_down = |node: &&&str| {
-        let state = states.get(**node).copied().unwrap_or_default();
-        // A star is a node that does not answer. A node that is drained keeps its jobs.
-        state.ends_with('*') || ["down", "fail", "unknown", "error"].iter().any(|bad| state.starts_with(bad))
-    };
-    let mut excluded: Vec<String> = all.iter().filter(is_down).map(|&node| node.to_owned()).collect();
+    let down = all.iter().filter(|&&node| is_down(states, node));
+    let mut excluded: Vec<String> = down.map(|&node| node.to_owned()).collect();
     let left = all.len() - excluded.len();
     if left < needed {
         return Err(Failure::run(format!(

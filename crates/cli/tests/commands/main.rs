@@ -10,6 +10,7 @@ mod end_of_document;
 mod evaluation;
 mod examples;
 mod faults;
+mod fewer_ranks;
 mod foreign;
 mod foreign_tokenizers;
 mod formats;
