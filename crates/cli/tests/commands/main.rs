@@ -17,6 +17,7 @@ mod formats;
 mod forward;
 mod generate;
 mod help;
+mod hosts;
 mod limits;
 mod mistakes;
 mod notes;
