@@ -45,7 +45,9 @@ impl SkippedSamples {
 
     /// Adds the samples that another run skips.
     pub fn add_all(&mut self, other: &SkippedSamples) {
-        other.0.iter().for_each(|range| self.add(range.clone()));
+        for range in &other.0 {
+            self.add(range.clone());
+        }
     }
 
     /// The index in the dataset of the sample that is number `number` of those that are not skipped, from 0.

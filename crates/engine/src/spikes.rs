@@ -109,13 +109,17 @@ mod tests {
     fn the_limit_is_a_number_of_deviations_of_noise_or_a_share_of_the_median() {
         let rise = |limit: &str, share: f64| {
             let mut detector = detector(&[&format!("run.spike_limit={limit}")]);
-            (0..8).for_each(|_| assert_eq!(detector.check(2.0, 1.0), None));
+            for _ in 0..8 {
+                assert_eq!(detector.check(2.0, 1.0), None);
+            }
             detector.check(2.0 * (1.0 + share), 1.0).is_some()
         };
         assert!(!rise("10", 0.099) && rise("10", 0.101), "without noise ten times a hundredth");
         assert!(!rise("3", 0.029) && rise("3", 0.031));
         let mut noisy = detector(&[]);
-        (0..8).for_each(|step| assert_eq!(noisy.check(2.0 + 0.1 * (step % 2) as f64, 1.0), None));
+        for step in 0..8 {
+            assert_eq!(noisy.check(2.0 + 0.1 * f64::from(step % 2), 1.0), None);
+        }
         // The median is 2.1 and the median distance 0.1, so the limit is 2.1 + 10 · 0.148.
         assert_eq!((noisy.check(3.58, 1.0), noisy.check(3.59, 1.0).is_some()), (None, true));
     }

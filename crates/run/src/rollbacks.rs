@@ -119,7 +119,9 @@ pub fn read_rollbacks(out: &Path) -> Vec<Rollback> {
 /// The samples that the run in a folder skips since its rollbacks.
 pub fn skipped_samples(out: &Path) -> SkippedSamples {
     let mut skipped = SkippedSamples::default();
-    read_rollbacks(out).into_iter().for_each(|rollback| skipped.add(rollback.skipped));
+    for rollback in read_rollbacks(out) {
+        skipped.add(rollback.skipped);
+    }
     skipped
 }
 
@@ -137,7 +139,9 @@ mod tests {
             Rollback::new(31, Spike::GradNorm(figures), 0, 120..124, 2),
             Rollback::new(40, Spike::NotFinite { steps: 20 }, 20, 84..164, 3),
         ];
-        all.iter().for_each(|one| one.append(&out).expect("it is written"));
+        for one in &all {
+            one.append(&out).expect("it is written");
+        }
         let (found, skipped) = (read_rollbacks(&out), skipped_samples(&out));
         std::fs::remove_dir_all(&out).ok();
         assert_eq!(found, all);

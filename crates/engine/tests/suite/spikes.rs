@@ -75,11 +75,11 @@ struct Run {
 }
 
 /// Trains on the poisoned data. The reports are those that stay: steps that run again replace those before.
-fn run(plan: &Plan, options: TrainOptions, skipped: &SkippedSamples, stops: bool) -> Run {
+fn run(plan: &Plan, options: &TrainOptions, skipped: &SkippedSamples, stops: bool) -> Run {
     let whole = dataset(plan).expect("its data");
     let data = WithoutSkipped { dataset: &Poisoned(&*whole), skipped: skipped.clone() };
     let (mut reports, mut rollbacks) = (Vec::<StepReport>::new(), Vec::new());
-    let outcome = train(plan, &data, &options, |event| match event {
+    let outcome = train(plan, &data, options, |event| match event {
         Event::Step(report) => reports.push(report.clone()),
         Event::RolledBack(rollback) => {
             assert_eq!(
@@ -143,8 +143,8 @@ fn a_run_after_a_spike_equals_one_that_never_saw_its_batch() {
         let out = folder("spikes-back");
         let (whole, clean) = (out.join("whole"), out.join("clean"));
         let with_steps = |out: &Path| TrainOptions { overlap_steps: Some(overlap), ..options(out) };
-        let poisoned = run(&plan, with_steps(&whole), &SkippedSamples::default(), false);
-        let expected = run(&plan, with_steps(&clean), &poison(), false);
+        let poisoned = run(&plan, &with_steps(&whole), &SkippedSamples::default(), false);
+        let expected = run(&plan, &with_steps(&clean), &poison(), false);
         assert_eq!(expected.rollbacks, [], "{settings:?} {:?}", values(&expected.reports));
         let [rollback] = &poisoned.rollbacks[..] else {
             panic!("{settings:?} {:?} {:?}", poisoned.rollbacks, values(&poisoned.reports))
@@ -174,15 +174,15 @@ fn a_resumed_run_skips_the_batch_on_any_layout() {
     let (out, clean) = (folder("spikes-resume"), folder("spikes-resume-clean"));
     let first = plan(&[]);
     // The run stops after it went back, before it comes to the batch again.
-    let stopped = run(&first, options(&out), &SkippedSamples::default(), true);
+    let stopped = run(&first, &options(&out), &SkippedSamples::default(), true);
     let step = stopped.outcome.steps;
     assert!(stopped.outcome.stopped && (9..SPIKE).contains(&step), "{:?}", values(&stopped.reports));
-    let expected = run(&first, options(&clean), &poison(), false);
+    let expected = run(&first, &options(&clean), &poison(), false);
     let resume = |settings: &[&str], from: u64, skipped: SkippedSamples| {
         let path = CheckpointFolder::of_run(&out).of_step(from);
         let start = Start::Checkpoint(Arc::new(Checkpoint::open(&path).expect("a checkpoint")));
         let options = TrainOptions { start, skipped, ..options(&folder("spikes-resumed")) };
-        run(&plan(settings), options, &SkippedSamples::default(), false)
+        run(&plan(settings), &options, &SkippedSamples::default(), false)
     };
     // The checkpoint after the rollback has the record of it; the one before needs that of the run's folder.
     for (from, skipped) in [(step, SkippedSamples::default()), (8, poison())] {
@@ -211,7 +211,7 @@ fn a_resumed_run_skips_the_batch_on_any_layout() {
 #[test]
 fn a_run_that_may_not_go_back_any_more_ends_and_saves_no_spike() {
     let out = folder("spikes-end");
-    let ended = run(&plan(&["run.max_rollbacks=0"]), options(&out), &SkippedSamples::default(), false);
+    let ended = run(&plan(&["run.max_rollbacks=0"]), &options(&out), &SkippedSamples::default(), false);
     let failure = ended.outcome.failure.expect("a spike");
     assert!(matches!(failure, TrainError::Spike { step: SPIKE, rollbacks: 0, .. }), "{failure}");
     assert_eq!(CheckpointFolder::of_run(&out).list().expect("checkpoints")[0].0, 12);
@@ -222,7 +222,7 @@ fn steps_that_are_not_finite_are_skipped_until_the_run_gives_up() {
     let overflows =
         ["precision.compute=fp16", "precision.loss_scale=1e9", "run.max_skipped=2", "run.max_rollbacks=2"];
     let out = folder("spikes-not-finite");
-    let ended = run(&plan(&overflows), options(&out), &SkippedSamples::default(), false);
+    let ended = run(&plan(&overflows), &options(&out), &SkippedSamples::default(), false);
     let failure = ended.outcome.failure.expect("nothing finite");
     assert!(matches!(failure, TrainError::NotFinite { steps: 2, step: 2, .. }), "{failure}");
     let skipped: Vec<_> =
