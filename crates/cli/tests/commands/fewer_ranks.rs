@@ -39,9 +39,8 @@ fn a_run_goes_on_with_the_ranks_that_are_left() {
     let settings: Vec<&str> = TINY.iter().chain(&more).flat_map(|setting| ["--set", *setting]).collect();
     let launch =
         ["launch", "--mpirun", "./launcher", "--ranks", "4", "--restarts", "3", "--min-ranks", "2", "train"];
-    let process =
-        command(&folder, &[&launch[..], &settings].concat()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let process = process.spawn().expect("the binary");
+    let mut launcher = command(&folder, &[&launch[..], &settings].concat());
+    let process = launcher.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary");
     let lines = || fs::read_to_string(folder.join("out/metrics.jsonl")).unwrap_or_default().lines().count();
     eventually("no step is trained", || lines() > 25);
     fs::write(folder.join("lost"), "").expect("a file");
