@@ -27,6 +27,16 @@ LAYOUTS = (
     {"parallel.tp": 1, "parallel.pp": 2, "parallel.dp": 2, "sharding.zero": 1},
     {"parallel.tp": 2, "parallel.pp": 2, "parallel.dp": 1},
 )
+# A run whose data have a line of letters that are nowhere else goes back to a checkpoint, and skips it.
+SPIKES = {
+    "parallel.tp": 1,
+    "parallel.pp": 1,
+    "parallel.dp": 3,
+    "model.vocab": 257,
+    "optimizer.lr": 3e-3,
+    "run.on_spike": "rollback",
+    "run.spike_window": 8,
+}
 TINY = {
     "model.layers": 2,
     "model.hidden": 32,
@@ -48,7 +58,16 @@ OPS = {
     "message": ("wait for received", "wait for sent"),
     "optimizer": ("measure", "clip", "step"),
 }
-WHEN = ("start", *OPS, "checkpoint", "end", "agent")
+WHEN = ("start", *OPS, "checkpoint", "rollback", "end", "agent")
+
+
+def prepare(kintsugi, folder):
+    """Data with a spike. Returns their path."""
+    line, strange = "the cat sat on the mat and looked at the moon.\n", "".join(chr(0x4E00 + 37 * number) for number in range(40))
+    with open(os.path.join(folder, "text.txt"), "w") as file:
+        file.write(line * 900 + strange + "\n" + line * 900)
+    subprocess.run([kintsugi, "prepare", "text.txt", "--out", "text", "--tokenizer", "bytes"], cwd=folder, check=True, capture_output=True)
+    return os.path.join(folder, "text")
 
 
 class Wrong(Exception):
@@ -104,28 +123,31 @@ def is_due(folder, victim, pid, when):
         return len(metrics(folder)) == STEPS
     if len(metrics(folder)) < 30:
         return False
+    if when == "rollback":
+        return os.path.exists(os.path.join(folder, "out", "rollbacks.jsonl"))
     if when == "checkpoint":
         return bool(glob.glob(os.path.join(folder, "out", "checkpoints", "*.partial")))
     return when == "agent" or last_op(folder, victim)[1].startswith(OPS[when])
 
 
 class Trial:
-    def __init__(self, kintsugi, folder, random, references):
-        self.kintsugi, self.folder, self.random, self.references = kintsugi, folder, random, references
+    def __init__(self, kintsugi, folder, random, references, layouts):
+        self.kintsugi, self.folder, self.random, self.references, self.layouts = kintsugi, folder, random, references, layouts
 
     def reference(self, index):
         """The losses of an undisturbed run of threads."""
         if index not in self.references:
             folder = f"{self.folder}-reference"
             os.makedirs(folder)
-            subprocess.run([self.kintsugi, "train", *settings({**TINY, **LAYOUTS[index]})], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S)
+            subprocess.run([self.kintsugi, "train", *settings({**TINY, **self.layouts[index]})], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S)
             self.references[index] = metrics(folder)
         return self.references[index]
 
     def run(self):
-        index = self.random.randrange(len(LAYOUTS))
-        values = {**TINY, **LAYOUTS[index]}
-        when = self.random.choice([when for when in WHEN if when != "message" or values["parallel.pp"] > 1])
+        index = self.random.randrange(len(self.layouts))
+        values = {**TINY, **self.layouts[index]}
+        possible = {"message": values["parallel.pp"] > 1, "rollback": "run.on_spike" in values}
+        when = self.random.choice([when for when in WHEN if possible.get(when, True)])
         how = "KILL" if when in ("end", "agent") else self.random.choice(("KILL", "STOP"))
         if when == "start" and how == "STOP":
             # Before the first step a stopped process is noticed after run.communication_timeout.
@@ -227,9 +249,11 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     work = tempfile.mkdtemp(prefix="kintsugi-recovery-")
+    kintsugi = os.path.abspath(arguments.kintsugi)
+    layouts = (*LAYOUTS, {**SPIKES, "data.source": prepare(kintsugi, work)})
     results, failed, references = defaultdict(list), 0, {}
     for number in range(arguments.trials):
-        trial = Trial(os.path.abspath(arguments.kintsugi), os.path.join(work, str(number)), random.Random(f"{arguments.seed}/{number}"), references)
+        trial = Trial(kintsugi, os.path.join(work, str(number)), random.Random(f"{arguments.seed}/{number}"), references, layouts)
         try:
             row = trial.run()
         except Wrong as wrong:

@@ -24,6 +24,8 @@ pub(crate) enum ContentError {
     Count { name: &'static str, count: u64, step: u64 },
     #[error("its samples = {samples} are too many for its step {step}")]
     Samples { samples: u64, step: u64 },
+    #[error("its skipped samples are not in order")]
+    Skipped,
     #[error("its loss_scale = {0} is not a positive number of fp32")]
     LossScale(f64),
     #[error("it lists no weights")]
@@ -52,7 +54,7 @@ pub(crate) fn check(manifest: &Manifest) -> Result<(), ContentError> {
 
 fn check_progress(progress: &RunProgress) -> Result<(), ContentError> {
     // JSON has only finite losses, and any of them may be right.
-    let &RunProgress {
+    let RunProgress {
         step,
         samples,
         updates,
@@ -62,7 +64,12 @@ fn check_progress(progress: &RunProgress) -> Result<(), ContentError> {
         skipped,
         loss_first: _,
         validation_loss: _,
+        spikes,
     } = progress;
+    let (step, samples, loss_scale) = (*step, *samples, *loss_scale);
+    if !spikes.skipped.is_sound() {
+        return Err(ContentError::Skipped);
+    }
     if step > MAX_STEPS {
         return Err(ContentError::Step(step));
     }
@@ -72,7 +79,7 @@ fn check_progress(progress: &RunProgress) -> Result<(), ContentError> {
         ("skipped_in_a_row", skipped_in_a_row),
         ("skipped", skipped),
     ];
-    if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > step) {
+    if let Some((name, &count)) = counts.into_iter().find(|(_, count)| **count > step) {
         return Err(ContentError::Count { name, count, step });
     }
     if samples > step * MAX_GLOBAL_BATCH {

@@ -74,6 +74,12 @@ impl CheckpointFolder {
         self.first_valid(self.list()?.into_iter().map(|(_, path)| path), broken)
     }
 
+    /// The newest valid checkpoint of the first `step` steps, if there is one.
+    pub fn newest_up_to(&self, step: u64) -> Result<Option<Checkpoint>, CheckpointError> {
+        let earlier = self.list()?.into_iter().filter(|(saved, _)| *saved <= step);
+        Ok(self.first_valid(earlier.map(|(_, path)| path), |_| {}).unwrap_or(None))
+    }
+
     /// The first valid one of these checkpoints. Calls `broken` for every one before it. Fails if none is valid.
     pub(crate) fn first_valid(
         &self,

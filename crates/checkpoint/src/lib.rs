@@ -23,6 +23,7 @@ mod save;
 mod shard;
 mod shard_record;
 mod slice;
+mod spike_record;
 mod temporary_folder;
 #[cfg(test)]
 mod tests;
@@ -43,5 +44,6 @@ pub use save::{CheckpointInfo, CheckpointSaver, CheckpointWriter, SaveFailure, W
 pub use shard::snapshot_bytes;
 pub use shard_record::{SHARED_FOLDER_DELAY, ShardRecord, ShardRecordError, ShardRecords};
 pub use slice::Slice;
+pub use spike_record::{SkippedSamples, SpikeRecord};
 pub use weights::WeightsFolder;
 pub use write::write;

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::checks::{self, ContentError};
 use crate::slice::Slice;
-use crate::{CheckpointError, files, record};
+use crate::{CheckpointError, SpikeRecord, files, record};
 
 /// Name of the manifest in a checkpoint's folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -45,7 +45,7 @@ pub struct Manifest {
 pub struct RunProgress {
     /// Finished steps, including skipped ones.
     pub step: u64,
-    /// Samples consumed.
+    /// Samples that the run was trained on. Samples that it skips do not count.
     pub samples: u64,
     /// Optimizer updates, for Adam's bias correction.
     pub updates: u64,
@@ -62,6 +62,13 @@ pub struct RunProgress {
     /// Validation loss after this step, if the step was evaluated and the loss is finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// What the run remembers about spikes. It is empty, and not stored, unless the run goes back to a checkpoint after one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub spikes: SpikeRecord,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A file of a checkpoint.

@@ -120,7 +120,7 @@ impl Shards {
 /// A message from a rank to the writer.
 enum WriterMessage {
     /// One rank's copy at one step.
-    Copy(RankCopy),
+    Copy(Box<RankCopy>),
     /// The step after the last checkpoint succeeded, so the checkpoint's weights are good.
     LastIsGood,
 }
@@ -170,7 +170,7 @@ impl CheckpointSaver {
         self.shards.local(number).copy(rank, &mut bytes);
         let blocked = begun.elapsed().as_secs_f64();
         let filled = RankCopy { rank: number, bytes, progress, blocked, last };
-        self.messages.send(WriterMessage::Copy(filled)).map_err(|_| WriterEnded)?;
+        self.messages.send(WriterMessage::Copy(Box::new(filled))).map_err(|_| WriterEnded)?;
         Ok(blocked)
     }
 
@@ -197,10 +197,11 @@ impl CheckpointWriter {
         let mut open: BTreeMap<u64, CheckpointInProgress> = BTreeMap::new();
         let mut published = None;
         for message in &self.messages {
-            let WriterMessage::Copy(RankCopy { rank, bytes, progress, blocked, last }) = message else {
+            let WriterMessage::Copy(copy) = message else {
                 self.prune(published.take());
                 continue;
             };
+            let RankCopy { rank, bytes, progress, blocked, last } = *copy;
             let step = progress.step;
             let shared = self.shards.are_shared();
             let unfinished =

@@ -2,6 +2,7 @@
 
 mod agents;
 mod descendants;
+mod fewer;
 mod local;
 mod restarts;
 mod slurm;
@@ -26,6 +27,7 @@ use crate::output;
 use crate::signals::send;
 use agents::Agents;
 use descendants::{Process, descendants, kill_and_wait, wait_for_end};
+use fewer::{Attempt, FewerRanks, JobSize};
 use restarts::RestartableRun;
 use slurm::SlurmArguments;
 pub use slurm::plugin_of_mpi;
@@ -71,6 +73,12 @@ pub struct Arguments {
     /// Starts the ranks again from the newest whole checkpoint when one has failed, N times at most; for train
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     restarts: u32,
+    /// Goes on with fewer ranks if too few nodes are left at a restart, with N at least, on the best layout of the planner
+    ///
+    /// The nodes that are left are those that Slurm says; elsewhere, a restart that fails before its first step has lost a
+    /// node (with --nodes) or a rank. batch.global stays.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    min_ranks: Option<u32>,
     #[command(flatten)]
     slurm: SlurmArguments,
     /// Shows the command, or the script of the job, and does not run it
@@ -99,6 +107,8 @@ Examples:
       in an allocation of Slurm; a node that has failed is replaced by another one of the allocation
   kintsugi launch --ranks 8 --restarts 3 train run.toml --set run.checkpoint_every=100
       survives three failures of ranks
+  kintsugi launch --mpirun srun --ranks 8 --nodes 4 --restarts 3 --min-ranks 4 train run.toml
+      the same, and with fewer ranks if nodes are lost and none replaces them
   kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
       another MPI; its library is found if it is in the loader's path, or named by KINTSUGI_MPI";
 
@@ -119,6 +129,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return slurm::run(&arguments.slurm, arguments.nodes, arguments.print, &train, &arguments.command);
     }
     let ranks = arguments.ranks.expect("it is required without --slurm");
+    if let Some(min) = arguments.min_ranks {
+        if arguments.restarts == 0 {
+            return Err(Failure::mistake(
+                "--min-ranks needs --restarts: only a restart can go on with fewer ranks",
+            ));
+        }
+        if min > ranks {
+            return Err(Failure::mistake(format!("--min-ranks {min} is more than --ranks {ranks}")));
+        }
+    }
     let mut supervision = Supervision::new(arguments.restarts > 0)?;
     // A mistake in the configuration is reported by the ranks.
     let out_of_train = match &command {
@@ -127,14 +147,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let run: Option<RestartableRun> = match (arguments.restarts, command) {
         (0, _) => None,
-        (restarts, Some(crate::Command::Train(train))) => Some(RestartableRun::new(&train, restarts)?),
+        (restarts, Some(crate::Command::Train(train))) => {
+            let run = RestartableRun::new(&train, restarts)?;
+            let in_slurm = arguments.mpirun.ends_with("srun");
+            let fewer = arguments.min_ranks.map(|min| FewerRanks::new(train, min, in_slurm)).transpose()?;
+            Some(run.with_fewer(fewer))
+        }
         (_, _) => return Err(Failure::mistake("--restarts needs the command train")),
     };
     let start_agents = |launcher| out_of_train.map(|out| Agents::start(launcher, &out)).transpose();
+    let first = Attempt { words: arguments.command.clone(), size: JobSize { ranks, nodes: arguments.nodes } };
     if arguments.no_mpi {
         supervision.agents = start_agents(None)?;
-        return restarts::run(run, &arguments.command, &supervision, |words| {
-            local::run(ranks as usize, words, &supervision)
+        return restarts::run(run, &first, &supervision, |attempt| {
+            local::run(attempt.size.ranks as usize, &attempt.words, &supervision)
         });
     }
     let launcher = Launcher::find(&arguments.mpirun)?;
@@ -144,14 +170,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         )));
     }
     let out = run.as_ref().map(|run| run.out().to_owned());
-    let command = |words: &[OsString]| {
-        launcher.command(&arguments.mpirun, ranks, arguments.nodes, words, out.as_deref())
+    let command = |attempt: &Attempt| {
+        let JobSize { ranks, nodes } = attempt.size;
+        launcher.command(&arguments.mpirun, ranks, nodes, &attempt.words, out.as_deref())
     };
     if arguments.print {
-        return output::stdout(&(line(&command(&arguments.command)?) + "\n"));
+        return output::stdout(&(line(&command(&first)?) + "\n"));
     }
     supervision.agents = start_agents(Some(launcher))?;
-    restarts::run(run, &arguments.command, &supervision, |words| wait(command(words)?, &supervision))
+    restarts::run(run, &first, &supervision, |attempt| wait(command(attempt)?, &supervision))
 }
 
 /// Runs this very command again, as `ranks` processes.

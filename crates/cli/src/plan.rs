@@ -30,7 +30,7 @@ use crate::table::terminal_width;
 use crate::train::write_trace;
 use answer::Answer;
 use rows::PlotFigure;
-pub use search::{answer_json as search_answer, begin_phase, limit, search_page, supported};
+pub use search::{answer_json as search_answer, begin_phase, fastest, limit, search_page, supported};
 use speed::Speed;
 
 /// Predicts a training step: memory, traffic, time and energy.

@@ -204,6 +204,13 @@ fn text(Entry { run, status, placed, ended, jobs }: &Entry) -> String {
     if let Some(status) = status {
         facts.extend(progress(status).map(|text| fact("step", text)));
         facts.extend(status.stragglers.iter().map(|straggler| fact("slow", straggler.to_string())));
+        facts.extend(status.rollbacks.last().map(|last| {
+            let count = match last.rollbacks {
+                1 => "once".to_owned(),
+                count => format!("{count} times"),
+            };
+            fact("spikes", format!("went back {count}, the last time at {last}"))
+        }));
         let saved = status.checkpoint.as_ref();
         facts.extend(saved.map(|saved| {
             fact("saved", format!("step {}, {}", saved.step, printable(&saved.path.display().to_string())))

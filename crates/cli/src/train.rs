@@ -14,13 +14,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, CheckpointInfo, WeightsFolder, device_of_run};
+use kintsugi_checkpoint::{
+    Checkpoint, CheckpointFolder, CheckpointInfo, SkippedSamples, WeightsFolder, device_of_run,
+};
 use kintsugi_comm::Connection;
 use kintsugi_comm::mpi::launched;
 use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
-    Event, MemoryChoice, Start, TrainOptions, TrainOutcome, dataset, device, train, with_end_of_document,
-    with_steps,
+    Event, MemoryChoice, Start, TrainOptions, TrainOutcome, WithoutSkipped, dataset, device, train,
+    with_end_of_document, with_steps,
 };
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Data, DeviceKind, Plan, Resume};
@@ -92,6 +94,16 @@ impl Arguments {
     /// The plan of the run that they describe.
     pub fn plan(&self) -> Result<Plan, Failure> {
         self.config.read()?.plan().map_err(Failure::from)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ConfigArguments {
+        &self.config
+    }
+
+    /// Whether only the summary is printed, as JSON.
+    pub fn json(&self) -> bool {
+        self.json
     }
 
     /// Whether they ask for files that only one attempt of a run can write.
@@ -184,6 +196,7 @@ struct SharedBeginning {
     trace_step: Option<u64>,
     start: SharedStart,
     folder: Option<FolderCheck>,
+    skipped: SkippedSamples,
 }
 
 /// Where every process finds what a run starts from.
@@ -198,6 +211,7 @@ impl SharedBeginning {
     fn new(plan: &Plan, beginning: &Beginning, folder: Option<FolderCheck>) -> Self {
         SharedBeginning {
             folder,
+            skipped: beginning.skipped.clone(),
             end_of_document: plan.end_of_document(),
             split: split(plan),
             trace_step: beginning.trace_step,
@@ -230,7 +244,7 @@ fn run_other(connection: Connection, prepared: PreparedRun) -> Result<(), Failur
         SharedStart::Weights(folder) => Start::Weights(Arc::new(WeightsFolder::open(&folder)?)),
         SharedStart::Checkpoint(path) => Start::Checkpoint(Arc::new(Checkpoint::open(&path)?)),
     };
-    let options = options(&plan, &prediction, connection, start, beginning.trace_step)?;
+    let options = options(&plan, &prediction, connection, (start, beginning.skipped), beginning.trace_step)?;
     verdict::set_run(&plan.run.out);
     train(&plan, &*dataset, &options, |_| {})?;
     Ok(())
@@ -273,10 +287,13 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: PreparedRu
     output.text(&beginning.notes)?;
     if let Some(path) = &arguments.write_batches {
         let batches = batches(&plan, &beginning.start);
-        write_batches(path, &*dataset, batches)?;
+        let mut skipped = beginning.start.progress().spikes.skipped;
+        skipped.add_all(&beginning.skipped);
+        write_batches(path, &WithoutSkipped { dataset: &*dataset, skipped }, batches)?;
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
-    let options = options(&plan, &prediction, connection, beginning.start.clone(), beginning.trace_step)?;
+    let start = (beginning.start.clone(), beginning.skipped.clone());
+    let options = options(&plan, &prediction, connection, start, beginning.trace_step)?;
     verdict::set_run(&plan.run.out);
     let (outcome, [metrics, events]) =
         train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
@@ -402,7 +419,7 @@ fn options(
     plan: &Plan,
     prediction: &Prediction,
     connection: Connection,
-    start: Start,
+    (start, skipped): (Start, SkippedSamples),
     trace_step: Option<u64>,
 ) -> Result<TrainOptions, Failure> {
     Ok(TrainOptions {
@@ -411,6 +428,7 @@ fn options(
         stop: stop_on_signal()?,
         trace_step,
         start,
+        skipped,
         checkpoints: (plan.run.keep > 0).then(|| CheckpointFolder::of_run(&plan.run.out)),
         overlap_steps: None,
         flight: Some(plan.run.out.clone()),
@@ -429,6 +447,11 @@ fn train_with_progress(
     let mut failing = [false; 2];
     let outcome = train(plan, dataset, options, |event| {
         progress.tell(event);
+        if let Event::RolledBack(rollback) = event
+            && let Err(failure) = beginning.go_back(plan, rollback)
+        {
+            progress.warn(&format!("{failure}; the run continues"));
+        }
         if let Event::Step(report) = event {
             let line =
                 MetricsLine::new(plan, report, |samples| dataset.epochs(samples).into_iter().collect());

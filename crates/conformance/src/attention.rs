@@ -20,7 +20,8 @@ pub fn attention(
     let (qkv, dout) = (backend.input(shape.rows() * shape.qkv_width(), 1), backend.input(out_len, 2));
     let (out, dqkv, dbias) =
         (backend.output(out_len), backend.output(qkv.len()), backend.sums(shape.qkv_width()));
-    let kept = if plain { backend.output(shape.score_elements()) } else { backend.sums(shape.rows() * shape.heads) };
+    let kept =
+        if plain { backend.output(shape.score_elements()) } else { backend.sums(shape.rows() * shape.heads) };
     let saved = if plain {
         AttentionSaved::Probabilities(kept.view())
     } else {

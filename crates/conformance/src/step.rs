@@ -1,8 +1,8 @@
 //! The end of a step: its control values, and the update.
 
 use kintsugi_tensor::ops::{
-    LearningRate, LossScaler, Momentum, Normalize, Parameters, ScaledSum, Segment, Squares, SumsOfSquares, Update,
-    UpdateControl, UpdateRule, control,
+    LearningRate, LossScaler, Momentum, Normalize, Parameters, ScaledSum, Segment, Squares, SumsOfSquares,
+    Update, UpdateControl, UpdateRule, control,
 };
 use kintsugi_tensor::{Buffer, DType};
 

@@ -66,6 +66,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
             writing = false;
         }
         Event::CheckpointFailed(failure) => panic!("{failure}"),
+        Event::RolledBack(rollback) => panic!("{rollback}"),
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
         Event::Autotuning { .. } => unreachable!("a CPU has nothing to try"),
     });

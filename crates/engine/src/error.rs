@@ -5,6 +5,7 @@ use kintsugi_comm::RankFailure;
 use kintsugi_data::DataError;
 use kintsugi_gpu::GpuError;
 use kintsugi_rank::{NonFinite, StoreError};
+use kintsugi_run::Spike;
 use kintsugi_spec::Cause;
 use kintsugi_tensor::cpu::memory::OutOfMemory;
 use thiserror::Error;
@@ -20,6 +21,9 @@ pub enum RankError {
     /// The rank's weights or states cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The checkpoint to go back to after a spike cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// The system has no memory for the rank.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
@@ -105,6 +109,19 @@ pub enum TrainError {
         step: u64,
         /// What is wrong with the data.
         source: Cause,
+    },
+    /// A spike follows the last return to a checkpoint that was allowed.
+    #[error(
+        "step {step}: {spike}; the run has gone back to a checkpoint {rollbacks} times, and run.max_rollbacks = {rollbacks} allows no \
+         more; lower optimizer.lr, or raise run.spike_limit if such steps do no harm"
+    )]
+    Spike {
+        /// The step, from 1.
+        step: u64,
+        /// What is wrong with it.
+        spike: Spike,
+        /// How often the run has gone back.
+        rollbacks: u64,
     },
     /// Too many consecutive steps had a loss or gradient that was not finite.
     #[error(

@@ -12,9 +12,13 @@ mod op_watch;
 mod pending_step;
 mod rank_trainer;
 mod report;
+mod reported;
 mod resume_split;
+mod rollback;
 mod shard_records;
+mod skipping;
 mod source;
+mod spikes;
 mod start;
 mod stragglers;
 mod threads;
@@ -30,9 +34,10 @@ pub use generate::{
     GenerateError, GenerateOptions, GenerationResult, NewToken, Sampling, check_prompts, generate,
 };
 pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, platform, run_job, run_ranks};
-pub use kintsugi_run::StepReport;
+pub use kintsugi_run::{Rollback, StepReport};
 pub use report::TrainOutcome;
 pub use resume_split::resume_split;
+pub use skipping::WithoutSkipped;
 pub use source::{dataset, evaluation_dataset, tokenizer, with_steps};
 pub use start::Start;
 pub use threads::{ThreadError, start_shared_threads};

@@ -4,19 +4,24 @@
 //! of the previous one. If an evaluation, a checkpoint or the end of the run depends on the newest step, the host waits for
 //! that step first.
 //!
+//! After a spike (`run.on_spike`) the loop begins again at an earlier step, with the weights and states of a checkpoint.
+//!
 //! No step fails because of its data: a rank reads the tokens of a step before an earlier step begins. If it cannot read
 //! them, it asks all ranks to stop in that earlier step. The ranks agree to stop, as they do after a signal, and save a
 //! checkpoint.
 
+use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
-use kintsugi_checkpoint::{CheckpointSaver, RunProgress};
+use kintsugi_checkpoint::{Checkpoint, CheckpointError, CheckpointSaver, RunProgress, SpikeRecord};
 use kintsugi_comm::{RankFailure, Traffic, TransferObserver};
-use kintsugi_data::{Dataset, Split};
-use kintsugi_plan::{DeviceKind, Op, Plan, Program, StepOp};
+use kintsugi_data::{DataError, Dataset, Split};
+use kintsugi_plan::{DeviceKind, OnSpike, Op, Plan, Program, StepOp};
 use kintsugi_rank::{NonFinite, RankMemory, StepResult};
+use kintsugi_run::{Rollback, Spike};
 use kintsugi_spec::Cause;
 use kintsugi_spec::work::Pause;
 use kintsugi_tensor::cpu::counting;
@@ -30,23 +35,30 @@ use crate::gpu_monitor::GpuMonitor;
 use crate::op_watch::OpWatch;
 use crate::pending_step::{FinishedStep, PendingStep, StepSpan};
 use crate::report::{History, RankResult, set_validation, step_report};
+use crate::reported::Reported;
+use crate::rollback::{RollbackBoard, find_checkpoint};
+use crate::skipping::WithoutSkipped;
 use crate::source::{BatchReader, ReadAhead, StepTokens};
+use crate::spikes::SpikeDetector;
 use crate::stragglers::{ComputeTime, Stragglers, WaitClock};
+use crate::trace::MeasuredSpan;
 use crate::trace::Timer;
 use crate::validation_batches::ValidationDataset;
-use crate::{Event, RankError, StepReport, TrainOptions, Worker};
+use crate::{Event, RankError, Start, StepReport, TrainOptions, Worker};
 
 /// Trains one rank.
 pub(crate) struct RankTrainer<'a> {
     pub plan: &'a Plan,
     pub dataset: &'a dyn Dataset,
     pub options: &'a TrainOptions,
-    /// Global batches that earlier runs have consumed.
-    pub consumed: u64,
     pub saver: Option<&'a CheckpointSaver>,
     pub gpu: Option<&'a GpuMonitor>,
     /// Where the ranks of this process compare their weights.
     pub checksums: &'a ChecksumBoard,
+    /// Where they agree on the checkpoint to go back to after a spike.
+    pub rollbacks: &'a RollbackBoard,
+    /// What the caller knows of the run.
+    pub reported: &'a Reported,
     /// Where events are sent. Only one rank sends them.
     pub events: Option<&'a Sender<Event>>,
 }
@@ -65,8 +77,22 @@ struct LoopState {
     skipped_in_a_row: u64,
     /// Whether a checkpoint is still to be saved because its step was skipped.
     save_due: bool,
-    /// Whether no step has succeeded since the last checkpoint.
-    save_unconfirmed: bool,
+    /// The step of the last checkpoint, if no step has succeeded since then.
+    unconfirmed_save: Option<u64>,
+    /// The step of the last checkpoint that a good step has followed.
+    last_good_save: Option<u64>,
+    /// Checkpoints of this run, also those that could not be written.
+    saves: u64,
+    spikes: SpikeDetector,
+    /// A spike that the run must go back for.
+    spike: Option<FoundSpike>,
+    /// How often this run went back. [`SpikeRecord`] also counts earlier runs.
+    rollbacks: usize,
+    /// Bytes sent in the first step.
+    traffic: Traffic,
+    spans: Vec<MeasuredSpan>,
+    /// Why the tokens of the next step could not be read, if they could not.
+    data_error: Option<DataError>,
     stop_agreed: bool,
     /// Why the run ends before its last step, if it does.
     early_end: Option<EarlyEnd>,
@@ -75,38 +101,102 @@ struct LoopState {
 }
 
 /// Why a run ends before its last step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum EarlyEnd {
     /// It was asked to stop, or a rank cannot read its tokens.
     Stopped,
     /// Too many steps in a row were skipped.
     GaveUp,
+    /// A step was a spike, and the run may not go back again.
+    Spike(Spike),
+}
+
+/// A spike that the run goes back for.
+struct FoundSpike {
+    /// From 1.
+    step: u64,
+    /// The global batch that it read.
+    batch: u64,
+    spike: Spike,
+}
+
+impl FoundSpike {
+    /// The samples that are skipped if the run continues from `start`. Until now it has skipped those in `record`.
+    fn samples(
+        &self,
+        start: &Start,
+        record: &SpikeRecord,
+        plan: &Plan,
+    ) -> Result<Range<u64>, CheckpointError> {
+        let batches = match self.spike {
+            Spike::Loss(_) | Spike::GradNorm(_) => plan.run.spike_batches,
+            Spike::NotFinite { steps } => steps,
+        };
+        let end = self.batch + 1;
+        let first = end.saturating_sub(batches).max(start.batches_consumed(plan)?);
+        let global = plan.batch.global as u64;
+        Ok(record.skipped.indices(first * global..end * global))
+    }
 }
 
 impl RankTrainer<'_> {
     /// Trains a rank to the last step or an early end.
     pub fn train(&self, worker: &mut Worker) -> Result<RankResult, RankError> {
         let RankTrainer { plan, dataset, options, .. } = *self;
-        options.start.load(worker, plan)?;
+        let mut start = options.start.clone();
+        start.load(worker, plan)?;
         self.report_notices(worker);
-        let before = options.start.progress();
         let program = worker.program(plan);
-        let batches = BatchReader::new(plan, dataset, Split::Train, worker, &program);
-        let all = self.consumed..self.consumed + plan.run.steps.saturating_sub(before.step);
-        let mut reader = ReadAhead::new(batches, all, self.steps_to_stop())?;
         let validation = ValidationDataset::new(dataset, Some(plan.evaluation_samples()), plan);
         let mut evaluation = Evaluation::new(worker, plan, &validation);
         if plan.run.eval_every > 0 {
             evaluation.load(plan)?;
         }
-        let mut state = LoopState::new(&before, self.op_watch(worker));
+        let mut state = LoopState::new(self, worker);
         self.observe_waits(worker, &mut state);
+        counting::reset(worker.number);
+        while let Some(spike) = self.train_from(&start, worker, &program, &mut state, &mut evaluation)? {
+            start = self.go_back(&spike, worker, &mut state)?;
+        }
+        // What follows is not a part of a step.
+        worker.world.set_step_limit(None);
+        if plan.run.steps == 0 {
+            let result = worker.rank.fetch_step_result().wait();
+            self.save(worker, &result, &mut state, 0, true)?;
+        }
+        Ok(RankResult {
+            non_finite: state.non_finite,
+            totals: state.history.totals(),
+            replayed: state.replayed,
+            memory: self.measured_memory(worker),
+            traffic: state.traffic,
+            early_end: state.early_end,
+            spikes: state.spikes.record,
+            data_error: state.data_error.map(Cause::new),
+            spans: state.spans,
+        })
+    }
+
+    /// Trains a rank from a start, whose weights and states are set, to the last step or an early end, or to a spike.
+    fn train_from(
+        &self,
+        start: &Start,
+        worker: &mut Worker,
+        program: &Program,
+        state: &mut LoopState,
+        evaluation: &mut Evaluation,
+    ) -> Result<Option<FoundSpike>, RankError> {
+        let RankTrainer { plan, dataset, options, .. } = *self;
+        let (first_run, first) = (options.start.progress().step, start.progress().step);
+        let consumed = start.batches_consumed(plan)?;
+        let dataset = WithoutSkipped { dataset, skipped: state.spikes.record.skipped.clone() };
+        let batches = BatchReader::new(plan, &dataset, Split::Train, worker, program);
+        let all = consumed..consumed + plan.run.steps.saturating_sub(first);
+        let mut reader = ReadAhead::new(batches, all, self.steps_to_stop())?;
         let mut corruption =
             CorruptionCheck::new(plan.run.checksum_every, plan.run.deterministic, self.checksums);
-        let (mut traffic, mut spans) = (Traffic::default(), Vec::new());
         let mut in_flight = None;
-        counting::reset(worker.number);
-        for step in before.step..plan.run.steps {
+        for step in first..plan.run.steps {
             let tokens_read = {
                 let _pause = Pause::begin();
                 reader.read_next()
@@ -118,14 +208,14 @@ impl RankTrainer<'_> {
             if !tokens_read || options.stop.load(Ordering::Relaxed) {
                 worker.rank.ask_to_stop();
             }
-            let batch = self.consumed + step - before.step;
+            let batch = consumed + step - first;
             let (begun, energy) = (worker.backend.mark(), self.gpu.and_then(GpuMonitor::energy));
             let waits_before = worker.backend.host_waits();
-            let is_traced = options.trace_step == Some(step - before.step);
+            let is_traced = options.trace_step == Some(step - first_run);
             if is_traced || corruption.is_pending() {
                 let mut timer = is_traced.then(|| Timer::begin(worker, plan));
                 let mut checked = Ok(());
-                worker.run(&program, reader.current(), |rank, op| {
+                worker.run(program, reader.current(), |rank, op| {
                     if let Some(timer) = &mut timer {
                         timer.op(*op);
                     }
@@ -135,9 +225,11 @@ impl RankTrainer<'_> {
                     }
                 })?;
                 checked?;
-                spans = timer.map_or(spans, Timer::end);
+                if let Some(timer) = timer {
+                    state.spans = timer.end();
+                }
             } else {
-                state.replayed += self.enqueue(worker, &program, reader.current(), &mut state.watch)?;
+                state.replayed += self.enqueue(worker, program, reader.current(), &mut state.watch)?;
             }
             if let Some(computing) = &mut state.computing {
                 worker.world.set_compute_time(computing.end_step());
@@ -148,38 +240,78 @@ impl RankTrainer<'_> {
             let result = worker.rank.fetch_step_result();
             let host_waits = worker.backend.host_waits().zip(waits_before).map(|(now, before)| now - before);
             let newest = PendingStep { step, batch, span, host_waits, result };
-            if step == before.step {
-                traffic = worker.world.traffic(worker.number);
+            if step == first_run {
+                state.traffic = worker.world.traffic(worker.number);
             }
             if let Some(earlier) = in_flight.take() {
-                let (report, _) = self.read(earlier, worker, &mut state)?;
+                let (report, _) = self.read(earlier, worker, state)?;
                 state.history.add(&report);
                 self.report(Event::Step(report));
+                if state.spike.is_some() {
+                    // The newest step began with weights that are given up.
+                    newest.result.wait();
+                    if let Some(failure) = worker.world.failure() {
+                        return Err(failure.into());
+                    }
+                    return Ok(state.take_spike(plan));
+                }
             }
-            if self.may_read_later(step, &state) {
+            if self.may_read_later(step, state) {
                 in_flight = Some(newest);
                 continue;
             }
-            self.report(Event::Step(self.finish(newest, worker, &mut state, &mut evaluation)?));
+            self.report(Event::Step(self.finish(newest, worker, state, evaluation)?));
+            if state.spike.is_some() {
+                return Ok(state.take_spike(plan));
+            }
             if state.early_end.is_some() {
                 break;
             }
         }
-        // What follows is not a part of a step.
-        worker.world.set_step_limit(None);
-        if plan.run.steps == 0 {
-            self.save(worker, &worker.rank.fetch_step_result().wait(), &state.history, 0, true)?;
-        }
-        Ok(RankResult {
-            non_finite: state.non_finite,
-            totals: state.history.totals(),
-            replayed: state.replayed,
-            memory: self.measured_memory(worker),
-            traffic,
-            early_end: state.early_end,
-            data_error: reader.into_failure().map(Cause::new),
-            spans,
-        })
+        state.data_error = reader.into_failure();
+        Ok(None)
+    }
+
+    /// Goes back to the last good checkpoint, or to the start of this run if there is none. Returns what the run continues from.
+    fn go_back(
+        &self,
+        spike: &FoundSpike,
+        worker: &Worker,
+        state: &mut LoopState,
+    ) -> Result<Start, RankError> {
+        let RankTrainer { plan, options, .. } = *self;
+        // Ranks wait for each other here, and for the disk.
+        let _pause = Pause::begin();
+        let last_good = state.last_good_save.unwrap_or(options.start.progress().step);
+        let record = &state.spikes.record;
+        let folder = options.checkpoints.as_ref();
+        let find = || {
+            let found = match folder {
+                Some(folder) => {
+                    find_checkpoint(folder, last_good, spike.step, state.saves, self.reported)?.map(Arc::new)
+                }
+                None => None,
+            };
+            let step = found.as_ref().map(|checkpoint| checkpoint.progress().step);
+            let start = found.map_or_else(|| options.start.clone(), Start::Checkpoint);
+            let skipped = spike.samples(&start, record, plan)?;
+            let resumed_after = start.progress().step;
+            let rollback =
+                Rollback::new(spike.step, spike.spike, resumed_after, skipped, record.rollbacks + 1);
+            self.report(Event::RolledBack(rollback));
+            self.reported.wait_for_rollback(resumed_after);
+            Ok(step)
+        };
+        let step = self.rollbacks.agree(state.rollbacks, worker.number, &*worker.world, find)?;
+        let start = match (step, folder) {
+            (Some(step), Some(folder)) => {
+                Start::Checkpoint(Arc::new(Checkpoint::open(&folder.of_step(step))?))
+            }
+            _ => options.start.clone(),
+        };
+        start.go_back(worker, plan)?;
+        state.go_back(spike, &start, plan)?;
+        Ok(start)
     }
 
     /// Enqueues a step, by replaying its captured graph if possible. Returns the number of replayed steps, 0 or 1.
@@ -251,8 +383,16 @@ impl RankTrainer<'_> {
         }
         state.skipped_in_a_row = finished.result.control(control::SKIPPED_IN_A_ROW) as u64;
         state.stop_agreed = finished.result.stop_agreed();
-        if state.save_unconfirmed && !report.skipped {
-            state.save_unconfirmed = false;
+        if !report.skipped {
+            let spike = state.spikes.check(report.loss, report.grad_norm);
+            state.spike = spike.map(|spike| FoundSpike { step: report.step, batch, spike });
+        }
+        report.rollbacks = Some(state.spikes.record.rollbacks).filter(|&rollbacks| rollbacks > 0);
+        if !report.skipped
+            && state.spike.is_none()
+            && let Some(save) = state.unconfirmed_save.take()
+        {
+            state.last_good_save = Some(save);
             // One rank confirms for all, since all ranks skip the same steps.
             if let (Some(saver), Some(_)) = (self.saver, self.events) {
                 saver.confirm()?;
@@ -269,8 +409,16 @@ impl RankTrainer<'_> {
         state: &mut LoopState,
         evaluation: &mut Evaluation,
     ) -> Result<StepReport, RankError> {
-        let (step, batches) = (pending.step, pending.batch + 1);
+        let (step, batch) = (pending.step, pending.batch);
         let (mut report, result) = self.read(pending, worker, state)?;
+        if state.skipped_in_a_row >= self.plan.run.max_skipped && state.may_go_back(self.plan) {
+            let spike = Spike::NotFinite { steps: state.skipped_in_a_row };
+            state.spike = Some(FoundSpike { step: report.step, batch, spike });
+        }
+        if state.spike.is_some() {
+            state.history.add(&report);
+            return Ok(report);
+        }
         state.early_end = if state.skipped_in_a_row >= self.plan.run.max_skipped {
             Some(EarlyEnd::GaveUp)
         } else {
@@ -290,8 +438,7 @@ impl RankTrainer<'_> {
         let due = state.save_due || self.saves_after(step);
         if due && !report.skipped || ends {
             state.save_due = false;
-            state.save_unconfirmed = true;
-            report.checkpoint_s = self.save(worker, &result, &state.history, batches, ends)?;
+            report.checkpoint_s = self.save(worker, &result, state, batch + 1, ends)?;
             state.watch.pause();
         } else {
             state.save_due = due;
@@ -378,13 +525,14 @@ impl RankTrainer<'_> {
         &self,
         worker: &Worker,
         result: &StepResult,
-        history: &History,
+        state: &mut LoopState,
         batches: u64,
         last: bool,
     ) -> Result<Option<f64>, RankError> {
         let Some(saver) = self.saver else { return Ok(None) };
         let _pause = Pause::begin();
         let count = |index| result.control(index) as u64;
+        let history = &state.history;
         let progress = RunProgress {
             step: count(control::STEP),
             samples: batches * self.plan.batch.global as u64,
@@ -395,25 +543,72 @@ impl RankTrainer<'_> {
             skipped: history.skipped(),
             loss_first: history.loss_first(),
             validation_loss: history.last_validation_loss(),
+            spikes: state.spikes.record.clone(),
         };
+        state.unconfirmed_save = Some(progress.step);
+        state.saves += 1;
         Ok(Some(saver.save(worker.number, &worker.rank, progress, last)?))
     }
 }
 
 impl LoopState {
-    fn new(before: &RunProgress, watch: OpWatch) -> Self {
+    /// The state before the first step of this run.
+    fn new(trainer: &RankTrainer, worker: &Worker) -> Self {
+        let (options, run) = (trainer.options, &trainer.plan.run);
+        let before = options.start.progress();
+        let mut record = before.spikes.clone();
+        record.skipped.add_all(&options.skipped);
         LoopState {
-            watch,
+            watch: trainer.op_watch(worker),
             computing: None,
             stragglers: None,
-            history: History::new(before),
+            history: History::new(&before),
             replayed: 0,
             skipped_in_a_row: 0,
             save_due: false,
-            save_unconfirmed: false,
+            unconfirmed_save: None,
+            last_good_save: None,
+            saves: 0,
+            spikes: SpikeDetector::new(run, record),
+            spike: None,
+            rollbacks: 0,
+            traffic: Traffic::default(),
+            spans: Vec::new(),
+            data_error: None,
             stop_agreed: false,
             early_end: None,
             non_finite: None,
         }
+    }
+
+    /// Whether the run goes back to a checkpoint at the next spike.
+    fn may_go_back(&self, plan: &Plan) -> bool {
+        plan.run.on_spike == OnSpike::Rollback && self.spikes.record.rollbacks < plan.run.max_rollbacks
+    }
+
+    /// The spike that the run goes back for. If it may not, it ends.
+    fn take_spike(&mut self, plan: &Plan) -> Option<FoundSpike> {
+        let spike = self.spike.take();
+        if !self.may_go_back(plan) {
+            self.early_end = spike.map(|spike| EarlyEnd::Spike(spike.spike));
+            return None;
+        }
+        spike
+    }
+
+    /// The state after the run went back to `start`.
+    fn go_back(&mut self, spike: &FoundSpike, start: &Start, plan: &Plan) -> Result<(), CheckpointError> {
+        let before = start.progress();
+        let record = &mut self.spikes.record;
+        record.skipped.add(spike.samples(start, record, plan)?);
+        record.rollbacks += 1;
+        record.losses.clone_from(&before.spikes.losses);
+        record.norms.clone_from(&before.spikes.norms);
+        self.history.go_back(&before);
+        self.rollbacks += 1;
+        self.skipped_in_a_row = 0;
+        self.save_due = false;
+        self.unconfirmed_save = None;
+        Ok(())
     }
 }

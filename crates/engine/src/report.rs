@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use kintsugi_checkpoint::RunProgress;
+use kintsugi_checkpoint::{RunProgress, SpikeRecord};
 use kintsugi_comm::Traffic;
 use kintsugi_plan::Plan;
 use kintsugi_rank::{NonFinite, NonFiniteTensor, RankMemory, StepMetrics};
@@ -47,6 +47,7 @@ pub(crate) fn step_report(plan: &Plan, finished: &FinishedStep) -> StepReport {
         validation_loss: None,
         validation_losses: BTreeMap::new(),
         stragglers: Vec::new(),
+        rollbacks: None,
     }
 }
 
@@ -75,6 +76,12 @@ impl History {
             skipped: before.skipped,
             ..History::default()
         }
+    }
+
+    /// Takes back the counts of steps that run again, since the run has gone back to `before`.
+    pub fn go_back(&mut self, before: &RunProgress) {
+        self.skipped = before.skipped;
+        self.loss_first = before.loss_first.map(f64::from);
     }
 
     pub fn add(&mut self, report: &StepReport) {
@@ -167,6 +174,8 @@ pub(crate) struct RankResult {
     pub early_end: Option<EarlyEnd>,
     /// If the run gave up: the values of this rank that are not finite.
     pub non_finite: Option<NonFinite>,
+    /// What the run remembers about spikes at its end.
+    pub spikes: SpikeRecord,
     /// Why this rank could not read the tokens of the next step, if it could not.
     pub data_error: Option<Cause>,
     pub spans: Vec<MeasuredSpan>,
@@ -191,6 +200,10 @@ pub struct TrainOutcome {
     pub replayed: u64,
     /// How often the host of rank 0 waited for its device in the last step, if it runs on one.
     pub host_waits: Option<u64>,
+    /// How often the run went back to a checkpoint after a spike, including earlier runs.
+    pub rollbacks: u64,
+    /// Samples that it skips.
+    pub skipped_samples: u64,
     /// Whether the run stopped before its last step, because it was asked to or because of its data.
     pub stopped: bool,
     /// Why the run ended early, if something failed. The steps before that are finished, and saved if possible.
@@ -223,6 +236,8 @@ impl TrainOutcome {
             skipped: totals.skipped,
             replayed: results[0].replayed,
             host_waits: totals.host_waits,
+            rollbacks: results[0].spikes.rollbacks,
+            skipped_samples: results[0].spikes.skipped.count(),
             stopped,
             failure,
             saves,
@@ -237,6 +252,9 @@ fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
         return Some(not_finite(plan, results));
     }
     let step = results[0].totals.steps;
+    if let Some(EarlyEnd::Spike(spike)) = results[0].early_end {
+        return Some(TrainError::Spike { step, spike, rollbacks: results[0].spikes.rollbacks });
+    }
     let source = results.iter_mut().find_map(|result| result.data_error.take())?;
     Some(TrainError::NextBatch { step, source })
 }
@@ -267,6 +285,7 @@ mod tests {
             traffic: Traffic::default(),
             early_end: Some(EarlyEnd::GaveUp),
             non_finite: bad,
+            spikes: SpikeRecord::default(),
             data_error: None,
             spans: Vec::new(),
         }
@@ -326,6 +345,7 @@ mod tests {
             validation_loss: None,
             validation_losses: BTreeMap::new(),
             stragglers: Vec::new(),
+            rollbacks: None,
         }
     }
 }

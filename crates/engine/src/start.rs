@@ -50,7 +50,13 @@ impl Start {
         }
     }
 
-    /// Sets a rank's weights and states.
+    /// Sets a rank's weights and states, which are those of a later step.
+    pub(crate) fn go_back(&self, worker: &Worker, plan: &Plan) -> Result<(), StoreError> {
+        worker.rank.reset_states();
+        self.load(worker, plan)
+    }
+
+    /// Sets the weights and states of a rank that has not run a step.
     pub(crate) fn load(&self, worker: &Worker, plan: &Plan) -> Result<(), StoreError> {
         RankActivity::Loading.set();
         match self {

@@ -3,20 +3,23 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo, SaveFailure, saver};
+use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo, SaveFailure, SkippedSamples, saver};
 use kintsugi_comm::Connection;
 use kintsugi_data::Dataset;
 use kintsugi_plan::Plan;
 use kintsugi_rank::Purpose;
+use kintsugi_run::Rollback;
 
 use crate::checksums::ChecksumBoard;
 use crate::gpu_monitor::GpuMonitor;
 use crate::job::{gather, run_ranks};
 use crate::rank_trainer::RankTrainer;
+use crate::reported::Reported;
+use crate::rollback::RollbackBoard;
 use crate::shard_records::JobRecords;
 use crate::threads::spawn;
 use crate::{Job, MemoryChoice, Start, StepReport, TrainError, TrainOutcome};
@@ -34,6 +37,9 @@ pub struct TrainOptions {
     pub trace_step: Option<u64>,
     /// What the run starts from.
     pub start: Start,
+    /// Samples that are skipped besides those of the checkpoint: this run went back to a checkpoint after a spike, and has saved none
+    /// since then.
+    pub skipped: SkippedSamples,
     /// Where checkpoints are written. `None` writes none.
     pub checkpoints: Option<CheckpointFolder>,
     /// Whether the host enqueues a step before it reads the result of the previous one, so that the device never idles.
@@ -52,6 +58,7 @@ impl TrainOptions {
             stop: Arc::default(),
             trace_step: None,
             start: Start::Seed,
+            skipped: SkippedSamples::default(),
             checkpoints: None,
             overlap_steps: None,
             flight: None,
@@ -68,6 +75,8 @@ pub enum Event {
     CheckpointSaved(CheckpointInfo),
     /// A checkpoint could not be written. The run continues.
     CheckpointFailed(SaveFailure),
+    /// After a spike the run goes back to a checkpoint. It waits until the caller has handled this event.
+    RolledBack(Rollback),
     /// The device cannot capture the step as a graph, for this reason. The run continues, and the host enqueues the
     /// operations of every step.
     GraphUnavailable(String),
@@ -93,7 +102,7 @@ pub fn train(
     options: &TrainOptions,
     mut on_event: impl FnMut(&Event),
 ) -> Result<Option<TrainOutcome>, TrainError> {
-    let consumed = options.start.batches_consumed(plan)?;
+    options.start.batches_consumed(plan)?;
     let plan = Arc::new(plan.clone());
     let job = Job { connection: options.connection, ..Job::new(Arc::clone(&plan), options.memory.clone()) };
     let world = job.world();
@@ -103,9 +112,8 @@ pub fn train(
     let (saver, writer) = options.checkpoints.clone().map(saver).unzip();
     // Only rank 0 sends events. It owns the sender, so that the channel closes when it is done.
     let rank_events = Mutex::new(Some(events.clone()));
-    let checksums = ChecksumBoard::default();
-    let (reported, mut saves) =
-        (LastReportedStep { step: Mutex::new(Some(0)), changed: Condvar::new() }, SaveStatistics::default());
+    let (checksums, rollbacks) = (ChecksumBoard::default(), RollbackBoard::default());
+    let (reported, mut saves) = (Reported::new(), SaveStatistics::default());
     let results = thread::scope(|scope| {
         let (reported, world) = (&reported, &world);
         let _stop_on_unwind = StopOnUnwind { reported, stop: &options.stop };
@@ -116,13 +124,13 @@ pub fn train(
                 let report = |result: Result<_, _>| {
                     events.send(result.map_or_else(Event::CheckpointFailed, Event::CheckpointSaved)).ok();
                 };
-                writer.run(|step| reported.wait_for(step), &records, report);
+                writer.run(|step| reported.wait_for_step(step), &records, report);
             })?;
         } else {
             drop(events);
         }
         let (job, plan, gpu, rank_events) = (&job, &plan, gpu.as_ref(), &rank_events);
-        let checksums = &checksums;
+        let (checksums, rollbacks) = (&checksums, &rollbacks);
         // The job's thread owns the saver. When it drops the saver, or when it cannot be started, the writer writes what it
         // has received and ends.
         let running = spawn(scope, "job", move || {
@@ -130,7 +138,18 @@ pub fn train(
                 let take_events = || rank_events.lock().expect("taken once").take();
                 let events = (worker.number == 0).then(take_events).flatten();
                 let (saver, events) = (saver.as_ref(), events.as_ref());
-                RankTrainer { plan, dataset, options, consumed, saver, gpu, checksums, events }.train(worker)
+                let trainer = RankTrainer {
+                    plan,
+                    dataset,
+                    options,
+                    saver,
+                    gpu,
+                    checksums,
+                    rollbacks,
+                    reported,
+                    events,
+                };
+                trainer.train(worker)
             });
             drop(rank_events.lock().map(|mut events| events.take()));
             results
@@ -138,8 +157,11 @@ pub fn train(
         for event in received {
             saves.add(&event);
             on_event(&event);
-            if let Event::Step(report) = event {
-                reported.set(Some(report.step));
+            match event {
+                Event::Step(report) => reported.set_step(Some(report.step)),
+                Event::RolledBack(rollback) => reported.set_step(Some(rollback.resumed_after)),
+                Event::CheckpointSaved(_) | Event::CheckpointFailed(_) => reported.add_save(),
+                Event::GraphUnavailable(_) | Event::Autotuning { .. } | Event::LibraryReplaced(_) => {}
             }
         }
         running.join().expect("the job's thread only waits")
@@ -149,35 +171,10 @@ pub fn train(
     Ok(results.map(|results| TrainOutcome::new(&plan, results, saves)))
 }
 
-/// The last step that was reported to the caller.
-///
-/// The writer publishes the checkpoint of a step only after the caller has handled that step's event. So everything that
-/// the caller logs about a step is on the disk before a run can resume from it.
-struct LastReportedStep {
-    /// `None` when no more events will be reported.
-    step: Mutex<Option<u64>>,
-    changed: Condvar,
-}
-
-impl LastReportedStep {
-    fn set(&self, step: Option<u64>) {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
-        self.changed.notify_all();
-    }
-
-    /// Waits until a step has been reported. Returns `false` if it never will be.
-    fn wait_for(&self, step: u64) -> bool {
-        let reported = self.step.lock().unwrap_or_else(PoisonError::into_inner);
-        let reported =
-            self.changed.wait_while(reported, |reported| reported.is_some_and(|reported| reported < step));
-        reported.unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-}
-
 /// When it is dropped, ends the writer's wait for reported steps. If the caller panics, also stops the run after the running
 /// step, since nobody receives its events any more.
 struct StopOnUnwind<'a> {
-    reported: &'a LastReportedStep,
+    reported: &'a Reported,
     stop: &'a AtomicBool,
 }
 
@@ -186,7 +183,7 @@ impl Drop for StopOnUnwind<'_> {
         if thread::panicking() {
             self.stop.store(true, Ordering::Relaxed);
         }
-        self.reported.set(None);
+        self.reported.set_step(None);
     }
 }
 
@@ -211,6 +208,7 @@ impl SaveStatistics {
     fn add(&mut self, event: &Event) {
         match event {
             Event::Step(_)
+            | Event::RolledBack(_)
             | Event::GraphUnavailable(_)
             | Event::Autotuning { .. }
             | Event::LibraryReplaced(_) => {}

@@ -15,7 +15,10 @@ use super::{
 };
 use kintsugi_tensor::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention,
+    SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
 };
 use kintsugi_tensor::{
     AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,

@@ -46,7 +46,7 @@ pub use optimizer::{
 pub use pipeline::{Pipeline, ScheduleKind};
 pub use plan::{GradientReductions, Plan};
 pub use precision::{Compute, GradientType, LossScale, Precision, Products, Recipe};
-pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
+pub use run::{DeviceKind, LogFormat, OnSpike, Resume, Run, Transport};
 pub use schedule::Pass;
 pub use sharding::{MAX_PARTS, Part, SecondaryUse, Sharding, When};
 pub use stored_tensor::StoredTensor;

@@ -42,6 +42,16 @@ pub struct Run {
     pub eval_tokens: u64,
     /// Consecutive non-finite steps before the run stops.
     pub max_skipped: u64,
+    /// What follows a spike of the loss or of the gradient norm.
+    pub on_spike: OnSpike,
+    /// The steps before a step that decide whether it is a spike.
+    pub spike_window: usize,
+    /// By how many deviations a spike is above the median of these steps.
+    pub spike_limit: f64,
+    /// Batches that are skipped after a spike, the last of them that of the spike.
+    pub spike_batches: u64,
+    /// How often the run goes back to a checkpoint.
+    pub max_rollbacks: u64,
     /// Seconds that a rank waits for another before the run fails.
     pub communication_timeout: u64,
     /// How many times as long as the longest op of the last steps a rank waits in a step; 0 if only the timeout counts.
@@ -83,6 +93,11 @@ impl Run {
             eval_every: raw.eval_every(),
             eval_tokens: raw.eval_tokens()?,
             max_skipped: raw.max_skipped()?,
+            on_spike: on_spike(raw)?,
+            spike_window: raw.spike_window()?,
+            spike_limit: raw.spike_limit()?,
+            spike_batches: raw.spike_batches()?,
+            max_rollbacks: raw.max_rollbacks()?,
             communication_timeout: raw.communication_timeout()?,
             hang_factor: raw.hang_factor()?,
             checksum_every: raw.checksum_every()?,
@@ -135,6 +150,23 @@ fn steps(raw: &RawRun, batch: Batch) -> Result<u64, ConfigError> {
     Ok(of_tokens)
 }
 
+/// What follows a spike. A run that goes back to checkpoints must save some.
+fn on_spike(raw: &RawRun) -> Result<OnSpike, ConfigError> {
+    let key = match (raw.checkpoint_every(), raw.keep()) {
+        (0, _) => "run.checkpoint_every",
+        (_, 0) => "run.keep",
+        _ => return Ok(raw.on_spike()),
+    };
+    match raw.on_spike() {
+        OnSpike::Continue => Ok(OnSpike::Continue),
+        OnSpike::Rollback => {
+            let rule =
+                format!("goes back to a checkpoint, and {key} = 0 saves none to go back to; set {key}");
+            Err(invalid("run.on_spike", "\"rollback\"", rule))
+        }
+    }
+}
+
 /// What a run resumes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
@@ -144,6 +176,16 @@ pub enum Resume {
     Newest,
     /// This checkpoint, or the newest valid one in this folder.
     From(PathBuf),
+}
+
+/// What a run does after a spike of its loss or of its gradient norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnSpike {
+    /// It continues.
+    Continue,
+    /// It goes back to the last good checkpoint and skips the batches of the spike.
+    Rollback,
 }
 
 /// A format of metrics that other programs read.

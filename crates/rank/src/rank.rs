@@ -18,6 +18,7 @@ use crate::generation::{Generation, NewTokens};
 use crate::in_flight::InFlight;
 use crate::initial_weights::InitialWeights;
 use crate::matrices::Rounds;
+use crate::store::Zeros;
 use crate::unit::{ElementTypes, UnitState};
 use crate::{Groups, Store, StoreError, StoredTensor, UnitValues};
 
@@ -154,15 +155,9 @@ impl Rank {
             buffer
         };
         let (sums, control, unit_norms) = (scalars(SUMS), scalars(control::LEN), scalars(names.len()));
-        let initial_scale = match (shape.compute, plan.precision.loss_scale) {
-            (DType::F16, LossScale::Dynamic) => INITIAL_LOSS_SCALE,
-            (DType::F16, LossScale::Fixed(scale)) => scale,
-            _ => 1.0,
-        };
-        backend.fill(initial_scale, control.slice(control::LOSS_SCALE..control::LOSS_SCALE + 1));
         let index: HashMap<Unit, usize> = names.into_iter().enumerate().map(|(i, unit)| (unit, i)).collect();
         let units_of = |block| plan.block_units(block).into_iter().map(|unit| index[&unit]).collect();
-        Rank {
+        let rank = Rank {
             owned_units: plan.owned_units(at.pp()),
             written_by: plan
                 .stage_blocks(at.pp())
@@ -186,7 +181,27 @@ impl Rank {
             control,
             unit_norms,
             generation: None,
-        }
+        };
+        rank.reset_control();
+        rank
+    }
+
+    /// Sets the control buffer ([`control`]) to that of a run without a step.
+    fn reset_control(&self) {
+        let initial_scale = match (self.shape.compute, self.plan.precision.loss_scale) {
+            (DType::F16, LossScale::Dynamic) => INITIAL_LOSS_SCALE,
+            (DType::F16, LossScale::Fixed(scale)) => scale,
+            _ => 1.0,
+        };
+        self.backend.fill(0.0, self.control.view());
+        self.set_control(control::LOSS_SCALE, initial_scale);
+    }
+
+    /// Sets the optimizer's states and the control buffer to those of a run without a step.
+    pub fn reset_states(&self) {
+        let states = self.plan.stored_tensors().into_iter().filter(|&stored| stored != StoredTensor::Weights);
+        self.load(&Zeros, &states.collect::<Vec<_>>()).expect("zeros are made, not read");
+        self.reset_control();
     }
 
     /// Tells an observer about every transfer of this rank from now on.

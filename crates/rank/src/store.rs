@@ -79,6 +79,16 @@ impl Store for AverageStore<'_> {
     }
 }
 
+/// A store of zeros.
+pub(crate) struct Zeros;
+
+impl Store for Zeros {
+    fn read(&self, _: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        out.fill(0.0);
+        Ok(())
+    }
+}
+
 /// A store that fails if a number is not finite in the compute type, since such a model is useless.
 pub struct FiniteStore<'a> {
     /// The underlying store.

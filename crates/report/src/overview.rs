@@ -139,6 +139,9 @@ fn progress(run: &ReportRun) -> Facts {
         add(&format!("epochs of {source}"), shown);
     }
     add("skipped steps", steps.skipped.len().to_string());
+    if steps.rollbacks > 0 {
+        add("returns to a checkpoint after spikes", steps.rollbacks.to_string());
+    }
     for straggler in &steps.stragglers {
         add("straggler", straggler.to_string());
     }

@@ -41,6 +41,8 @@ pub struct Columns {
     pub epochs: BTreeMap<String, f64>,
     /// Ranks that compute more slowly than others at the last step.
     pub stragglers: Vec<Straggler>,
+    /// How often the run has gone back to a checkpoint after a spike at the last step.
+    pub rollbacks: u64,
     /// Whole lines that could not be read.
     pub damaged: usize,
     /// Whether the file is longer than what is read of it.
@@ -130,6 +132,7 @@ impl Columns {
             losses.push(number(loss));
         }
         self.stragglers = line.stragglers;
+        self.rollbacks = line.rollbacks.unwrap_or(0);
         if !line.epochs.is_empty() {
             self.epochs = line.epochs.into_iter().map(|(source, epochs)| (source, number(epochs))).collect();
         }

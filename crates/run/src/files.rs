@@ -14,6 +14,12 @@ pub const CONFIG: &str = "config.toml";
 /// What was lost by failures of ranks: a line per restart.
 pub const RESTARTS: &str = "restarts.jsonl";
 
+/// Which samples are skipped after loss spikes: a line per return to a checkpoint.
+pub const ROLLBACKS: &str = "rollbacks.jsonl";
+
+/// The configuration with the layout that a restart on fewer ranks has chosen.
+pub const LAYOUT: &str = "layout.toml";
+
 /// The folder of the flight recorders: a file of every rank with its last ops.
 pub const FLIGHT: &str = "flight";
 
@@ -27,6 +33,7 @@ pub const TRACE: &str = "trace.json";
 pub const EVENTS: &str = "tensorboard";
 
 /// The files that a run writes itself, except its checkpoints and its tokenizer.
-pub fn written(out: &Path) -> [PathBuf; 7] {
-    [CONFIG, METRICS, SUMMARY, EVENTS, RESTARTS, VERDICTS, FLIGHT].map(|name| out.join(name))
+pub fn written(out: &Path) -> [PathBuf; 9] {
+    [CONFIG, METRICS, SUMMARY, EVENTS, RESTARTS, ROLLBACKS, LAYOUT, VERDICTS, FLIGHT]
+        .map(|name| out.join(name))
 }

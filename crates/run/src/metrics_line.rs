@@ -71,6 +71,7 @@ pub(crate) struct Line {
     pub(crate) epochs: Numbers<f64>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) stragglers: Vec<Straggler>,
+    pub(crate) rollbacks: Option<u64>,
 }
 
 /// A number that the file has: not a number if it is `null` there.
@@ -102,6 +103,7 @@ mod tests {
             validation_loss: Some(2.25),
             validation_losses: BTreeMap::from([("a".to_owned(), 2.0)]),
             stragglers: vec![Straggler { rank: 3, host: None, compute_s: 0.3, median_s: 0.2 }],
+            rollbacks: Some(2),
         };
         let epochs = BTreeMap::from([("a".to_owned(), 0.5)]);
         let line = MetricsLine { schema: SCHEMA, time: 9.0, report: &report, samples: 6, epochs };
@@ -113,6 +115,6 @@ mod tests {
         assert_eq!((read.energy_j, read.checkpoint_s, read.skipped), (Some(7.0), Some(0.1), true));
         assert_eq!((read.validation_loss, read.validation_losses["a"]), (Some(2.25), Some(2.0)));
         assert_eq!(read.epochs["a"], Some(0.5));
-        assert_eq!(read.stragglers, report.stragglers);
+        assert_eq!((read.stragglers, read.rollbacks), (report.stragglers, Some(2)));
     }
 }

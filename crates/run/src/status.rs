@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use kintsugi_checkpoint::CheckpointFolder;
 use serde::Serialize;
 
-use crate::{RunFolder, RunState, Straggler};
+use crate::{Rollback, RunFolder, RunState, Straggler, read_rollbacks};
 
 /// How many of the last steps the time left is estimated by.
 const RECENT: usize = 20;
@@ -27,6 +27,8 @@ pub struct RunStatus {
     pub left_s: Option<f64>,
     /// Ranks that compute more slowly than the others of their stage at the last step.
     pub stragglers: Vec<Straggler>,
+    /// The returns to a checkpoint after spikes.
+    pub rollbacks: Vec<Rollback>,
     /// The newest checkpoint.
     pub checkpoint: Option<NewestCheckpoint>,
     /// The signal that stopped it.
@@ -65,6 +67,7 @@ impl RunStatus {
                 .zip(median_of_last(&columns.step_s))
                 .map(|(left, step_s)| left as f64 * step_s),
             stragglers: columns.stragglers.clone(),
+            rollbacks: read_rollbacks(out),
             checkpoint: newest(out),
             stopped_by: summary.and_then(|summary| summary.stopped_by.clone()),
             failure: summary.and_then(|summary| summary.failure.clone()),

@@ -52,4 +52,7 @@ pub struct StepReport {
     /// Ranks that compute more slowly than the others of their stage.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stragglers: Vec<Straggler>,
+    /// How often the run went back to a checkpoint after a spike, unless it never did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollbacks: Option<u64>,
 }

@@ -31,6 +31,8 @@ pub struct Summary<'a> {
     pub resumed_after: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts: Option<RestartSummary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollbacks: Option<RollbackSummary>,
     pub checkpoints: SavingSummary<'a>,
     pub predicted: &'a StepMetrics,
     pub measured: &'a StepMetrics,
@@ -43,6 +45,14 @@ impl Summary<'_> {
         let text = serde_json::to_string_pretty(self).expect("a summary has string keys") + "\n";
         write_target(&path, text.as_bytes()).map_err(|error| RunFolderError::file("write", &path, error))
     }
+}
+
+/// What followed loss spikes.
+#[derive(Serialize)]
+#[allow(missing_docs, reason = "the names of summary.json")]
+pub struct RollbackSummary {
+    pub rollbacks: u64,
+    pub skipped_samples: u64,
 }
 
 /// The results of saving.

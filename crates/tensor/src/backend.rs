@@ -5,7 +5,10 @@ use std::rc::Rc;
 use crate::memory::Memory;
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, Squares, SumsOfSquares, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention,
+    SlicedAttentionBackward, SplitNorm, SplitNormBackward, Squares, SumsOfSquares, Update, UpdateControl,
 };
 use crate::{
     Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,

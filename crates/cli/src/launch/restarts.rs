@@ -13,6 +13,7 @@ use kintsugi_checkpoint::CheckpointFolder;
 use kintsugi_run::{FolderState, Restart, RunFolder, now, write_restarts};
 
 use super::Supervision;
+use super::fewer::{Attempt, FewerRanks};
 use crate::failure::Failure;
 use crate::output;
 use crate::train;
@@ -21,6 +22,8 @@ use crate::train;
 pub struct RestartableRun {
     out: PathBuf,
     allowed: u32,
+    /// How it goes on with fewer ranks, if it may.
+    fewer: Option<FewerRanks>,
 }
 
 impl RestartableRun {
@@ -37,7 +40,12 @@ impl RestartableRun {
                 "--restarts needs checkpoints, and run.keep = 0 saves none; set run.keep to 1 or more",
             ));
         }
-        Ok(RestartableRun { out: plan.run.out, allowed })
+        Ok(RestartableRun { out: plan.run.out, allowed, fewer: None })
+    }
+
+    /// The same run, which goes on with fewer ranks if it must.
+    pub fn with_fewer(self, fewer: Option<FewerRanks>) -> Self {
+        RestartableRun { fewer, ..self }
     }
 
     /// The folder of the run.
@@ -46,17 +54,18 @@ impl RestartableRun {
     }
 }
 
-/// Runs a command by `attempt`, which gets its words, until an attempt ends well or no further one is allowed.
+/// Runs attempts, the first of which is `first`, until one ends well or no further one is allowed.
 pub fn run(
     run: Option<RestartableRun>,
-    command: &[OsString],
+    first: &Attempt,
     supervision: &Supervision,
-    attempt: impl Fn(&[OsString]) -> Result<(), Failure>,
+    attempt: impl Fn(&Attempt) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let Some(RestartableRun { out, allowed }) = run else { return attempt(command) };
+    let Some(RestartableRun { out, allowed, fewer }) = run else { return attempt(first) };
     let before = FolderState::of(&out);
     let mut lost = Vec::new();
-    let mut result = attempt(command);
+    let mut result = attempt(first);
+    let (mut last, mut has_trained) = (first.size, true);
     for number in 1..=allowed {
         let Err(failure) = &result else { return Ok(()) };
         let state = FolderState::of(&out);
@@ -66,15 +75,23 @@ pub fn run(
             return result;
         }
         let resumes = has_begun && !CheckpointFolder::of_run(&out).list()?.is_empty();
-        let words = if resumes { resumed(command) } else { command.to_vec() };
+        let mut next = match &fewer {
+            Some(fewer) => fewer.next(first, last, has_trained)?,
+            None => first.clone(),
+        };
+        if resumes {
+            next.words = resumed(&next.words);
+        }
         output::stderr(&format!("restart {number} of {allowed}: the ranks are started again"));
+        let reported = lost.len();
         let is_over = AtomicBool::new(false);
         result = thread::scope(|scope| {
             scope.spawn(|| report_first_step(&out, &state, &mut lost, &is_over));
-            let result = attempt(&words);
+            let result = attempt(&next);
             is_over.store(true, Ordering::Relaxed);
             result
         });
+        (last, has_trained) = (next.size, lost.len() > reported);
     }
     result
 }

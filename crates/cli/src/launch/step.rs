@@ -69,6 +69,14 @@ pub fn agents(connected: &[String]) -> Result<Option<Command>, Failure> {
     Ok(Some(command))
 }
 
+/// How many nodes of the allocation are neither down nor silent.
+pub fn nodes_left() -> Result<u32, Failure> {
+    let all = answer("scontrol", &["show", "hostnames"])?;
+    let all: Vec<&str> = all.lines().collect();
+    let states = node_states(&all)?;
+    Ok(all.iter().filter(|node| !is_down(&states, node)).count() as u32)
+}
+
 /// What Slurm says of nodes.
 fn node_states(all: &[&str]) -> Result<String, Failure> {
     answer("sinfo", &["--noheader", "--Node", "--format=%N %T", "--nodes", &all.join(",")])

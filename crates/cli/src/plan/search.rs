@@ -167,6 +167,29 @@ pub fn begin_phase(progress: &Progress, phase: SearchPhase) {
     }
 }
 
+/// The pick of a search over the layouts of so many ranks, and how many of them fit. `None` if none fits.
+pub fn fastest(config: &ConfigSource, ranks: usize) -> Result<Option<(Plan, usize)>, Failure> {
+    let (base, _) = config.search_base()?;
+    let found = search(
+        &Settings {
+            base: &base,
+            ranks,
+            only: &[],
+            supported: &supported(&base)?,
+            by: By::Time,
+            top: 1,
+            every: false,
+            limit: limit(&base),
+            device: planned_device(&base, ranks),
+            fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
+        },
+        &|_, _, _| {},
+    );
+    let found = found.map_err(|SearchError::UnknownSpeed| unknown_speed())?;
+    let Some(best) = found.best.first() else { return Ok(None) };
+    Ok(Some((base.with_strategy(&best.strategy)?, found.counts.timed)))
+}
+
 /// The best strategy so far, for the progress.
 fn best_so_far(best: &Candidate) -> String {
     let (mesh, step) = (best.strategy.mesh, units::seconds(best.timing.step_s));

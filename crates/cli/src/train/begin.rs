@@ -4,11 +4,13 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use kintsugi_checkpoint::{Checkpoint, CheckpointError, CheckpointFolder, WeightsFolder, find};
+use kintsugi_checkpoint::{
+    Checkpoint, CheckpointError, CheckpointFolder, SkippedSamples, WeightsFolder, find,
+};
 use kintsugi_data::Tokenizer;
 use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, resume_split, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
-use kintsugi_run::{Metrics, OutputFolder};
+use kintsugi_run::{Metrics, OutputFolder, Rollback, skipped_samples};
 
 use super::events::Events;
 use super::finished::FinishedRun;
@@ -21,6 +23,8 @@ use crate::output;
 pub struct Beginning {
     /// What it starts from.
     pub start: Start,
+    /// Samples that it skips besides those of its checkpoint.
+    pub skipped: SkippedSamples,
     /// Which of its steps is traced, from 0.
     pub trace_step: Option<u64>,
     /// Its metrics, including those of earlier steps.
@@ -31,6 +35,16 @@ pub struct Beginning {
     pub notes: String,
     /// Its folder, which is locked until the run ends.
     _folder: OutputFolder,
+}
+
+impl Beginning {
+    /// Takes note of the return to a checkpoint. The lines of steps that run again are removed from the metrics.
+    pub fn go_back(&mut self, plan: &Plan, rollback: &Rollback) -> Result<(), Failure> {
+        rollback.append(&plan.run.out)?;
+        (self.metrics, _) = Metrics::create(&plan.run.out, rollback.resumed_after)?;
+        self.events = Events::create(plan, rollback.resumed_after)?;
+        Ok(())
+    }
 }
 
 /// What is left to do for a run.
@@ -92,9 +106,19 @@ impl Task {
         let (metrics, missing) =
             Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
         missing.inspect(|missing| output::stderr(&format!("warning: {missing}")));
+        // A run that begins anew, or from another folder, has moved the rollbacks of an earlier run away.
+        let skipped = if own.is_some() { skipped_samples(out) } else { SkippedSamples::default() };
         let start = start(checkpoint, weights);
         let events = Events::create(plan, start.progress().step)?;
-        Ok(Task::Train(Box::new(Beginning { start, trace_step, metrics, events, notes, _folder: folder })))
+        Ok(Task::Train(Box::new(Beginning {
+            start,
+            skipped,
+            trace_step,
+            metrics,
+            events,
+            notes,
+            _folder: folder,
+        })))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::CheckpointInfo;
-use kintsugi_engine::{Event, StepReport};
+use kintsugi_engine::{Event, Rollback, StepReport};
 use kintsugi_plan::{Compute, Plan};
 use kintsugi_spec::units;
 
@@ -93,6 +93,7 @@ impl Progress {
             Event::Step(report) => self.step(report),
             Event::CheckpointSaved(saved) => self.saved(saved),
             Event::CheckpointFailed(failure) => self.warn(&failure.to_string()),
+            Event::RolledBack(rollback) => self.rolled_back(rollback),
             Event::GraphUnavailable(reason) => {
                 self.warn(&format!(
                     "steps cannot be captured as a graph, so every step is enqueued op by op: {reason}"
@@ -103,6 +104,16 @@ impl Progress {
             }
             Event::Autotuning { products, spent } => self.print(&tuning(*products, *spent)),
         }
+    }
+
+    /// Handles the return to a checkpoint.
+    fn rolled_back(&mut self, rollback: &Rollback) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(rollback.resumed_after);
+        }
+        // The speed of the steps that run again counts from here.
+        self.first = None;
+        self.warn(&rollback.to_string());
     }
 
     /// Handles the end of a step.

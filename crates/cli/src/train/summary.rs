@@ -3,7 +3,7 @@
 use kintsugi_engine::{Start, TrainOutcome};
 use kintsugi_plan::Plan;
 use kintsugi_rank::StepMetrics;
-use kintsugi_run::{RestartSummary, SavingSummary, Summary};
+use kintsugi_run::{RestartSummary, RollbackSummary, SavingSummary, Summary};
 
 use crate::signals;
 
@@ -29,6 +29,10 @@ pub fn summary<'a>(
         validation_loss: outcome.validation_loss,
         resumed_after: Some(start.progress().step).filter(|&step| step > 0),
         restarts: RestartSummary::of_run(&plan.run.out),
+        rollbacks: (outcome.rollbacks > 0).then_some(RollbackSummary {
+            rollbacks: outcome.rollbacks,
+            skipped_samples: outcome.skipped_samples,
+        }),
         checkpoints: SavingSummary {
             last: outcome.saves.last.as_ref().map(|saved| saved.path.as_path()),
             saved: outcome.saves.saved,

@@ -25,6 +25,9 @@ const TURN: Duration = Duration::from_millis(100);
 /// How long a rank whose transfer has failed waits for the cause: the connection of a process that has ended closes meanwhile.
 const CAUSE: Duration = Duration::from_millis(300);
 
+/// How much longer a process waits that no longer reaches the host of rank 0. If it is itself cut off, rank 0 knows.
+const CUT_OFF: Duration = Duration::from_secs(3);
+
 /// Who has found that the job fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureSource {
@@ -75,7 +78,9 @@ impl Rendezvous {
         let failure = self.lost(peer, lost);
         if peer.rank == 0 {
             let begun = Instant::now();
-            let turn = TURN * self.turn().unwrap_or(self.size.ilog2() + 1);
+            let is_cut_off = *lost == FrameError::Silent && peer.is_cut_off();
+            let first = if is_cut_off { CUT_OFF } else { Duration::ZERO };
+            let turn = first + TURN * self.turn().unwrap_or(self.size.ilog2() + 1);
             while !self.has_failed() && begun.elapsed() < turn {
                 thread::sleep(TURN / 10);
             }
@@ -118,6 +123,14 @@ impl Rendezvous {
                     format!("its process has ended, and so has that of rank {}", list(&others)),
                 )
             }
+            FrameError::Silent if peer.is_cut_off() => {
+                let silent = peer.inbox().silent.as_secs();
+                let reason = format!(
+                    "its host {} and {} have not reached each other for {silent} s",
+                    peer.host, self.host
+                );
+                found(if self.blames_host_of(peer) { Blame::Rank } else { Blame::Nobody }, reason)
+            }
             FrameError::Silent => found(
                 Blame::Rank,
                 format!("its process has sent nothing for {} s", peer.inbox().silent.as_secs()),
@@ -126,6 +139,13 @@ impl Rendezvous {
                 found(Blame::Rank, "its connection carries bytes that it did not send".to_owned())
             }
         }
+    }
+
+    /// Whether the host of a process is cut off, and not that of this one: rank 0 still hears of a third host, or there is none.
+    fn blames_host_of(&self, peer: &Peer) -> bool {
+        let mut others = self.peers.iter().filter(|other| other.host != self.host && other.host != peer.host);
+        let is_here = |other: &Peer| other.inbox().silent < CUT_OFF;
+        self.rank == 0 && (others.clone().next().is_none() || others.any(is_here))
     }
 
     /// How long this process was stopped until a moment ago, if that is so long that the others have given it up.

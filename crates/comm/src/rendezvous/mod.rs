@@ -16,6 +16,7 @@ mod failure;
 mod frame;
 mod handshake;
 mod heartbeat;
+mod link;
 mod meet;
 mod peer;
 mod stop_clock;

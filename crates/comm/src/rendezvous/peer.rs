@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::{FrameError, FrameReader, FrameWriter, Kind};
 use super::handshake::Keys;
+use super::link::is_unacknowledged;
 use crate::patience::SLICE;
 use crate::waits::Wait;
 
@@ -92,6 +93,11 @@ impl Peer {
     pub fn deliver(&self, change: impl FnOnce(&mut Inbox)) {
         change(&mut self.inbox());
         self.arrived.notify_all();
+    }
+
+    /// Whether its host does not get what is sent to it.
+    pub fn is_cut_off(&self) -> bool {
+        is_unacknowledged(&self.stream)
     }
 
     /// Whether the process has closed its end of the connection. What it sent before may not have been read yet.

@@ -67,6 +67,7 @@ fn run(plan: &Plan, overlap_steps: bool) -> (Vec<[u64; 4]>, u64) {
             }
             Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
             Event::Autotuning { .. } => {}
+            Event::RolledBack(rollback) => panic!("{rollback}"),
             Event::CheckpointSaved(_) | Event::CheckpointFailed(_) => unreachable!("nothing is saved"),
         });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}")).expect("rank 0 is here");

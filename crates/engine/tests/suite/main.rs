@@ -10,6 +10,7 @@ mod optimizers;
 mod overlapped_steps;
 mod placement;
 mod resume;
+mod spikes;
 mod training;
 mod transformers;
 mod verify;

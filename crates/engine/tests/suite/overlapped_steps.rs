@@ -56,6 +56,7 @@ fn run(
             lines.push(line(report));
         }
         Event::CheckpointSaved(_) => {}
+        Event::RolledBack(rollback) => panic!("{rollback}"),
         Event::CheckpointFailed(failure) => panic!("{failure}"),
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
         Event::Autotuning { .. } => unreachable!("a CPU has nothing to try"),

@@ -51,6 +51,7 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
         Event::Step(report) => reports.push(report.clone()),
         Event::CheckpointSaved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
         Event::CheckpointFailed(failure) => panic!("{failure}"),
+        Event::RolledBack(rollback) => panic!("{rollback}"),
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
         Event::Autotuning { .. } => unreachable!("a CPU has nothing to try"),
     });

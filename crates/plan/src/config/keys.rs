@@ -13,7 +13,9 @@ use super::words::{
     Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources,
 };
 use crate::{
-    AttentionKind, Compute, ContextAttention, GradientType, HeadRows, LogFormat, LossScale, ParameterGroup, Products, RateAdjustment, RateSchedule, Recipe, Recompute, Resume, ScheduleKind, SecondaryUse, Transport, When,
+    AttentionKind, Compute, ContextAttention, GradientType, HeadRows, LogFormat, LossScale, OnSpike,
+    ParameterGroup, Products, RateAdjustment, RateSchedule, Recipe, Recompute, Resume, ScheduleKind,
+    SecondaryUse, Transport, When,
 };
 
 /// Larger than any cluster, and small enough that products of sizes do not overflow.
@@ -432,6 +434,20 @@ table! {
         eval_tokens: u64, default 65536, in 1..=1 << 50;
         /// at least 1: how many consecutive steps may be skipped because gradients are not finite
         max_skipped: u64, default 20, in 1..=MAX_STEPS;
+        /// `"continue"`: a spike of the loss or of the gradient norm changes nothing; `"rollback"`: after a spike, or after
+        /// `max_skipped` steps that are not finite, the run goes back to its last good checkpoint and skips the batches of
+        /// these steps. Needs `checkpoint_every` and `keep`. See [loss spikes](recovery.md#loss-spikes)
+        on_spike: OnSpike, default OnSpike::Continue;
+        /// at least 4: the steps before a step that decide whether it is a spike
+        spike_window: usize, default 32, in 4..=1024;
+        /// above 0: a step is a spike if its loss or its gradient norm is above the median of these steps by so many
+        /// deviations
+        spike_limit: f64, default 10.0, in 1e-6..=1e6;
+        /// at least 1: how many batches are skipped after a spike, the last of them that of the spike; never those before
+        /// the checkpoint
+        spike_batches: u64, default 1, in 1..=MAX_STEPS;
+        /// how often a run goes back; at the next spike it ends
+        max_rollbacks: u64, default 10, in 0..=MAX_STEPS;
         /// at least 1: seconds that a rank waits for another before the run fails. The time in which the program is
         /// stopped (`SIGSTOP`, Ctrl-Z) does not count
         communication_timeout: u64, default 600, in 1..=MAX_SECONDS;

@@ -66,6 +66,8 @@ const KEYS: &[(&str, &[&str])] = &[
     ("run.steps", &NUMBERS),
     ("run.eval_tokens", &NUMBERS),
     ("run.max_skipped", &NUMBERS),
+    ("run.on_spike", &["continue", "rollback"]),
+    ("run.spike_window", &NUMBERS),
     ("run.communication_timeout", &NUMBERS),
     ("run.graph", &["true", "false", "7"]),
     ("run.nccl_channels", &NUMBERS),

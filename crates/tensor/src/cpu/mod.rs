@@ -43,7 +43,11 @@ use parallel::Threads;
 
 use crate::ops::{
     Attention, AttentionBackward, CachedAttention, CastToFloat8, Check, ColumnSum, CopyColumns, CrossEntropy,
-    Dequantize, Embedding, EmbeddingBackward, Float8Source, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Float8Source, Gated, GatedBackward, Linear,
+    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize,
+    Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum,
+    SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update,
+    UpdateControl,
 };
 use crate::{AddressSpace, Backend, Buffer, Category, DType, Float8, Memory, View};
 

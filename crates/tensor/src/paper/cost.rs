@@ -6,7 +6,11 @@ use super::{Kernel, KernelKind};
 use crate::ops::{
     Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
     CastToFloat8, ColumnSum, CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward,
-    Float8Source, GateFunction, Gated, GatedBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Parameters, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, Slices, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl, UpdateRule, visible_pairs,
+    Float8Source, GateFunction, Gated, GatedBackward, Gradient, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Parameters, Positions,
+    PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention,
+    SlicedAttentionBackward, Slices, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
+    UpdateRule, visible_pairs,
 };
 use crate::{DType, View};
 

@@ -13,7 +13,11 @@ use std::rc::Rc;
 use crate::device::asks_library;
 use crate::ops::{
     Attention, AttentionBackward, AttentionShape, CachedAttention, CastToFloat8, Check, ColumnSum,
-    CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum, SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update, UpdateControl,
+    CopyColumns, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gated, GatedBackward, Linear,
+    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Momentum, Norm, NormBackward, Normalize,
+    Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, RowDots, ScaledSum,
+    SlicedAttention, SlicedAttentionBackward, SplitNorm, SplitNormBackward, SumsOfSquares, Update,
+    UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
