@@ -69,8 +69,8 @@ mod tests {
     #[test]
     fn distances_are_relative_and_notice_what_is_not_finite() {
         assert!((distance(&[3.0, 4.0], &[3.0, 5.0]) - 1.0 / 34.0_f64.sqrt()).abs() < 1e-12);
-        assert_eq!(distance(&[f32::NAN, 1.0], &[f32::NAN, 1.0]), 0.0);
-        assert_eq!(distance(&[f32::NAN, 1.0], &[2.0, 1.0]), f64::INFINITY);
-        assert_eq!(distance(&[1.0], &[0.0]), f64::INFINITY);
+        assert!(distance(&[f32::NAN, 1.0], &[f32::NAN, 1.0]) < 1e-12);
+        assert!(distance(&[f32::NAN, 1.0], &[2.0, 1.0]).is_infinite());
+        assert!(distance(&[1.0], &[0.0]).is_infinite());
     }
 }

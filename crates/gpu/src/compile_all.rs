@@ -12,7 +12,7 @@ use crate::kernels::{
     SOURCES, Source, TENSOR_ATTENTION_BACKWARD, TENSOR_ATTENTION_FORWARD, architecture,
 };
 
-/// The compute capability of the files that name an architecture, which is sm_90a.
+/// The compute capability of the files that name an architecture, which is `sm_90a`.
 const HOPPER: (i32, i32) = (9, 0);
 
 /// Widths of heads for which attention on matrix cores is compiled: one for each kind of tiles.

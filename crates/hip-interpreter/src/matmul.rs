@@ -254,7 +254,9 @@ pub unsafe extern "C" fn hipblasLtMatmul(
             if operation.epilogue & KEPT != 0 {
                 kept.write(state, &results);
             }
-            results.iter_mut().for_each(|x| *x = gelu((*x).into()) as f32);
+            for x in &mut results {
+                *x = gelu((*x).into()) as f32;
+            }
         }
         matrix(d as u64, d_layout).write(state, &results);
     });

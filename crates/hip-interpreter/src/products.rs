@@ -131,6 +131,7 @@ pub unsafe extern "C" fn rocblas_gemm_ex(
 }
 
 /// `α·A·B + β·C`.
+#[derive(Clone, Copy)]
 pub struct Multiplication {
     pub a: Matrix,
     pub b: Matrix,

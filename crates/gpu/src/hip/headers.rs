@@ -26,10 +26,10 @@ pub(super) fn assert_facts(header: &str, package: &str, facts: &[String]) {
     let includes = format!(
         "#define __HIP_PLATFORM_AMD__\n#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <{header}>\n"
     );
-    let asserts: String = facts.iter().map(|fact| format!("_Static_assert({fact}, \"\");\n")).collect();
+    let asserts: Vec<String> = facts.iter().map(|fact| format!("_Static_assert({fact}, \"\");\n")).collect();
     let name = header.replace('/', "-");
     let file = std::env::temp_dir().join(format!("kintsugi-{name}-{}.c", process::id()));
-    fs::write(&file, format!("{includes}{asserts}")).expect("a file");
+    fs::write(&file, format!("{includes}{}", asserts.concat())).expect("a file");
     let output = Command::new("cc").arg("-fsyntax-only").arg(&file).output().expect("a C compiler");
     fs::remove_file(&file).expect("it can be removed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -17,27 +17,24 @@ const LISTED: usize = 10;
 pub fn text(results: &Results) -> String {
     let Results { device, seed, compiled, not_compiled, operations, training, rates, passed, seconds } =
         results;
-    let mut text = format!("device   {device}\nseed     {seed}\n");
-    if compiled + not_compiled.len() > 0 {
-        let all = compiled + not_compiled.len();
-        text += &format!("kernels  {compiled} of {all} files compile\n");
-        text += &failures(not_compiled);
+    let mut parts = vec![format!("device   {device}\nseed     {seed}\n")];
+    let all = compiled + not_compiled.len();
+    if all > 0 {
+        parts.push(format!("kernels  {compiled} of {all} files compile\n"));
+        parts.push(failures(not_compiled));
     }
-    text += &format!("\n{}", operations_table(operations));
-    for group in operations {
-        text += &failures(&group.failed);
-    }
-    text += "\n";
-    for one in training {
-        text += &training_line(one);
-    }
-    text += "\n";
-    text += &match rates {
+    parts.extend(["\n".to_owned(), operations_table(operations)]);
+    parts.extend(operations.iter().map(|group| failures(&group.failed)));
+    parts.push("\n".to_owned());
+    parts.extend(training.iter().map(training_line));
+    parts.push("\n".to_owned());
+    parts.push(match rates {
         Ok(rates) => rates_table(rates),
         Err(message) => format!("  ✗ rates: {message}\n"),
-    };
+    });
     let verdict = if *passed { "all agrees with the CPU" } else { "something does not agree with the CPU" };
-    text + &format!("\n{verdict}, in {seconds:.0} s\n")
+    parts.push(format!("\n{verdict}, in {seconds:.0} s\n"));
+    parts.concat()
 }
 
 fn failures(failed: &[String]) -> String {
