@@ -232,14 +232,18 @@ mod tests {
 
     #[test]
     fn a_window_follows_the_documents_as_another_list() {
+        let starts = |sampler: Sampler, replica| {
+            let mut batch = MicroBatch::default();
+            sampler.batch(&Numbers, Split::Train, 0, replica, 0, &mut batch).unwrap();
+            batch.starts
+        };
         let window = Sampler::new(12, 4, 1, 4).with_window(Some(5));
-        assert_eq!(step(window, Split::Train, 0)[0].starts, [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(starts(window, 0), [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]);
         let slices = window.with_slices(3, 1);
-        assert_eq!(step(slices, Split::Train, 0)[0].starts, [0, 0, 4, 5], "positions 2, 3, 8 and 9");
-        let whole = slices.with_whole_starts(true);
-        assert_eq!(step(whole, Split::Train, 0)[0].starts.len(), 12);
+        assert_eq!(starts(slices, 0), [0, 0, 4, 5], "positions 2, 3, 8 and 9");
+        assert_eq!(starts(slices.with_whole_starts(true), 0).len(), 12);
         // The documents of sample 3 begin at 3.
-        let both = &step(window.with_starts(true), Split::Train, 0)[3].starts;
+        let both = starts(window.with_starts(true), 3);
         assert_eq!(both[..12], [3; 12]);
         assert_eq!(both[12..], [3, 3, 3, 3, 3, 3, 3, 3, 4, 5, 6, 7]);
     }

@@ -411,8 +411,12 @@ fn input_backward(
     g: &Gradients,
 ) -> Buffer {
     let (rows, width) = (ctx.shape.own_rows, ctx.shape.hidden);
-    ctx.sum_at_once(partial, |dy, dx| match norm {
-        Some(norm) => ctx.backend.norm_backward(NormBackward {
+    ctx.sum_at_once(partial, |dy, dx| {
+        let Some(norm) = norm else {
+            let addends = &[residual];
+            return ctx.backend.residual(Residual { x: dy, addends, biases: &[], out: dx, rows, width });
+        };
+        ctx.backend.norm_backward(NormBackward {
             dy,
             x: norm.x,
             statistics: norm.statistics,
@@ -424,11 +428,7 @@ fn input_backward(
             dbias: g.find(norm.bias),
             rows,
             width,
-        }),
-        None => {
-            let addends = &[residual];
-            ctx.backend.residual(Residual { x: dy, addends, biases: &[], out: dx, rows, width });
-        }
+        });
     })
 }
 

@@ -129,6 +129,8 @@ impl ParameterKind {
             | ParameterKind::AttentionNormBias
             | ParameterKind::MlpNormWeight
             | ParameterKind::MlpNormBias
+            | ParameterKind::AttentionEndNormWeight
+            | ParameterKind::MlpEndNormWeight
             | ParameterKind::AttentionOutBias
             | ParameterKind::MlpOutBias
             | ParameterKind::QueryBias

@@ -163,7 +163,9 @@ impl Rank {
         }
         if let Some(cap) = self.shape().logit_soft_cap {
             let cap = cap as f32;
-            logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+            for logit in &mut logits {
+                *logit = cap * (*logit / cap).tanh();
+            }
         }
         if let Some(tokens) = source.choose(micro, &logits) {
             let tokens: Vec<f32> = tokens.into_iter().map(|token| token as f32).collect();

@@ -235,7 +235,9 @@ fn write_tensor(
             values.clear();
             read(parameter, start, CHUNK.min(len - start), &mut values)?;
             if location.offset != 0.0 {
-                values.iter_mut().for_each(|value| *value -= location.offset);
+                for value in &mut values {
+                    *value -= location.offset;
+                }
             }
             write(&values)?;
         }

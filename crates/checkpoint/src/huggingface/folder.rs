@@ -129,7 +129,9 @@ impl HuggingFaceFolder {
         }
         self.tensors.read(tensor, start, out).map_err(StoreError::new)?;
         if location.offset != 0.0 {
-            out.iter_mut().for_each(|value| *value += location.offset);
+            for value in &mut *out {
+                *value += location.offset;
+            }
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ impl fmt::Display for Layout {
 struct LayoutSpec(&'static str, [usize; 3], usize, &'static str);
 
 /// The layouts of the given model's family. Most blocks of codes are short, because parameters of a model for tests are, too.
-const COMMON: [LayoutSpec; 66] = [
+const COMMON: [LayoutSpec; 68] = [
     LayoutSpec("dp 2", [1, 1, 2], 0, ""),
     LayoutSpec("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
     LayoutSpec("dp 2, ZeRO-2", [1, 1, 2], 2, ""),

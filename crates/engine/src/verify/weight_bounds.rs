@@ -463,7 +463,9 @@ mod tests {
         let plan = ConfigSource::demo().sets(settings).plan().expect("a legal config");
         let bound_of = |gradients: &[Vec<f64>; 3]| {
             let mut bounds = WeightBounds::new(&plan, 1e-5);
-            gradients.iter().for_each(|values| bounds.add(&whole(values), 1.0, RATE));
+            for values in gradients {
+                bounds.add(&whole(values), 1.0, RATE);
+            }
             f64::from(bounds.of(&whole(&[0.0; 64]))[NAME][9])
         };
         let shape_factor = 0.2 * (plan.model.hidden as f64).sqrt();

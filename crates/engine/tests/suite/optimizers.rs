@@ -90,8 +90,9 @@ fn the_average_of_the_weights_begins_with_them_and_follows() {
             assert_eq!(stored(worker, &plan, StoredTensor::Average), expected);
             let (program, step) = (worker.program(&plan), Cell::new(0));
             let (micro, per_step) = (plan.batch.micro, plan.batch.global);
+            let (starts, tokens, targets) = (vec![], vec![], vec![]);
             let mut batches =
-                Batches { windows: &windows, micro, per_step, step: &step, tokens: vec![], targets: vec![] };
+                Batches { windows: &windows, starts, micro, per_step, step: &step, tokens, targets };
             for i in 0..3 {
                 step.set(i);
                 worker.run(&program, &mut batches, |_, _| {})?;

@@ -161,7 +161,9 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
     });
     let mut logits = backend.read(out.view());
     if let Some(cap) = plan.model.logit_soft_cap {
-        logits.iter_mut().for_each(|logit| *logit = cap as f32 * (*logit / cap as f32).tanh());
+        for logit in &mut logits {
+            *logit = cap as f32 * (*logit / cap as f32).tanh();
+        }
     }
     logits
 }

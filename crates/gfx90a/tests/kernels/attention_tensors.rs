@@ -43,7 +43,7 @@ impl Case {
         let AttentionShape { batch, sequence, .. } = self.shape;
         let window = self.shape.scores.window.unwrap_or(sequence);
         let start = |row: usize| {
-            let document = if self.document > 0 { row % sequence / self.document * self.document } else { 0 };
+            let document = (row % sequence).checked_div(self.document).unwrap_or(0) * self.document;
             document.max((row % sequence + 1).saturating_sub(window)) as u32
         };
         (0..batch * sequence).map(start).collect()

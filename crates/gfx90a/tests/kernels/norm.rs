@@ -214,12 +214,12 @@ fn norms_of_parts_of_rows() {
         let (grid, name) = (Grid::new(rows, WAVE), suffix(dtype));
         let arguments = [pointer(&dy), pointer(&x), pointer(&weight), pointer(&dots), size(width)];
         pair.launch(&format!("row_dots_{name}"), grid, &arguments);
-        let share = (1.0 / whole as f32).into();
+        let share = || (1.0 / whole as f32).into();
         let tensors = [&x, &weight, &squares, &out, &statistics].map(pointer);
-        let arguments = [&tensors[..], &[size(width), share, (EPSILON as f32).into()]].concat();
+        let arguments = [&tensors[..], &[size(width), share(), (EPSILON as f32).into()]].concat();
         pair.launch(&format!("split_norm_{name}"), grid, &arguments);
         let tensors = [&dy, &x, &statistics, &weight, &dots, &dx].map(pointer);
-        let arguments = [&tensors[..], &[size(width), share]].concat();
+        let arguments = [&tensors[..], &[size(width), share()]].concat();
         pair.launch(&format!("split_norm_backward_{name}"), grid, &arguments);
         for result in [&dots, &out, &statistics, &dx] {
             pair.agree(result, &format!("norm of parts in {dtype:?}"));

@@ -235,7 +235,7 @@ fn momenta_are_updated_or_kept() {
         let slots = pair.numbers("slots", &slots, DType::F32);
         let gradient = pair.random("gradient", LEN, gradients, 1);
         let momentum = pair.random("momentum", LEN, states, 2);
-        let out = pair.numbers("direction", &[0.25; LEN], directions);
+        let out = pair.numbers("direction", &vec![0.25; LEN], directions);
         let views = [&gradient, &momentum, &out].map(|both| both.cpu.view());
         let [of_gradient, of_momentum, of_out] = views;
         let control = slots.cpu.view();

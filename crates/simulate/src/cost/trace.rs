@@ -85,7 +85,7 @@ pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
 fn mean_trace(plan: &Plan, small: &Plan, stage: usize) -> Trace {
     let share = plan.window_share();
     let with_window = |window: Option<usize>| trace(&small.clone().with_uniform_window(window), stage);
-    if share == 0.0 || share == 1.0 {
+    if share <= 0.0 || share >= 1.0 {
         return with_window(plan.any_window());
     }
     let (mut mean, windows) = (with_window(None), with_window(plan.any_window()));

@@ -96,7 +96,7 @@ mod tests {
         let [x_all, dy_all, weight_all] = [&x, &dy, &weight].map(|values| backend.buffer(values, DType::F64));
         let blank = |len| backend.blank(len, DType::F64);
         let (out, statistics, dx) = (blank(ROWS * WIDTH), blank(2 * ROWS), blank(ROWS * WIDTH));
-        let dweight = backend.buffer(&vec![1.0; WIDTH], DType::F64);
+        let dweight = backend.buffer(&[1.0; WIDTH], DType::F64);
         let (epsilon, rows) = (0.1, ROWS);
         backend.cpu.norm(Norm {
             x: x_all.view(),

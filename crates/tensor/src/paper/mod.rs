@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use crate::cpu::CpuBackend;
     use crate::cpu::memory::Slab;
-    use crate::ops::{AttentionSaved, Scores};
+    use crate::ops::{AttentionSaved, GateFunction, Scores};
 
     const DEVICE: Device = Device::Cpu { threads: 3 };
 

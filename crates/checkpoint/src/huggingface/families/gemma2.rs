@@ -29,9 +29,11 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
     let model =
         llama_like::read(fields, &Reading { activation: Activation::Geglu, ..Reading::of(Family::Gemma2) })?;
     let usual = model.features().soft_caps;
-    let cap = |field: &str, usual: Option<f64>| match fields.has(field) && fields.get(field).is_none() {
-        true => Err(fields.refused(field, "is not supported; only a number is")),
-        false => fields.number(field, usual.unwrap_or_default(), 1e-3..=1e6).map(Some),
+    let cap = |field: &str, usual: Option<f64>| {
+        if fields.has(field) && fields.get(field).is_none() {
+            return Err(fields.refused(field, "is not supported; only a number is"));
+        }
+        fields.number(field, usual.unwrap_or_default(), 1e-3..=1e6).map(Some)
     };
     let width = fields.optional_size("query_pre_attn_scalar", 1..=1 << 16)?.unwrap_or(256);
     let model = ModelSpec {

@@ -97,7 +97,7 @@ fn beside_profile(plan: &Plan, shapes: &Shapes, measured: &DeviceSpec) -> Rates 
     let attention = |(point, &shape): (&AttentionPoint, &AttentionShape)| {
         let AttentionShape { sequence, head_dim, .. } = shape;
         [(false, point.forward, 2), (true, point.backward, 5)].map(|(backward, measured, products)| {
-            let flops = products * shape.scores() * head_dim;
+            let flops = products * shape.score_elements() * head_dim;
             let kind = KernelKind::Attention { shape, dtype, flash: true, backward };
             let kernel = Kernel { name: "attention", flops: flops as u64, bytes: 0, kind };
             let pass = if backward { "backward" } else { "forward" };

@@ -90,7 +90,9 @@ fn attend<T: Element>(
             *score = scale * lanes::sum_pairs(query, &keys[vector(token)], |q, k| q.widen() * k.widen());
         }
         if let Some(soft_cap) = soft_cap {
-            scores.iter_mut().for_each(|score| *score = soft_cap.bound(*score));
+            for score in &mut *scores {
+                *score = soft_cap.bound(*score);
+            }
         }
         let highest = lanes::max(scores).max(maximum);
         let shrink = (maximum - highest).exp();
