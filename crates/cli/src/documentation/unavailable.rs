@@ -13,9 +13,8 @@ use super::markdown::{Code, Page, Row, codes};
 pub const PAGE: &str = "docs/coming-from.md";
 
 /// The first cells of rows that name no key: reviewed by a person, last on 2026-11-19.
-const REVIEWED: [&str; 23] = [
+const REVIEWED: [&str; 21] = [
     "a learning rate and a decay by parameter",
-    "a moving average of the weights",
     "`--lr-wsd-decay-style linear`, `minus_sqrt`",
     "TF32",
     "CPU or NVMe offload",
@@ -29,7 +28,6 @@ const REVIEWED: [&str; 23] = [
     "`--reset-position-ids`, `--eod-mask-loss`",
     "`--exit-duration-in-mins`",
     "chat templates, loss on answers only",
-    "`num_train_epochs`",
     "`tf32`",
     "FSDP or DeepSpeed offload",
     "`save_only_model`",

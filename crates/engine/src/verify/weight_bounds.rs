@@ -237,7 +237,7 @@ impl Element {
 }
 
 /// Of the result of the iteration.
-const LARGEST_SINGULAR_VALUE: f64 = 1.2;
+const LARGEST_SINGULAR_VALUE: f64 = 1.21;
 
 /// The roundings of the iteration, in units in the last place of its input.
 const ITERATION_ROUNDINGS: f64 = 16.0;

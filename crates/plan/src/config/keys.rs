@@ -111,7 +111,7 @@ table! {
         /// the same families, at least 1: layers whose number, from 1, is a multiple of this have no window
         full_attention_every: usize, else "2 for gemma2, else none", in 1..=1 << 14;
         /// the same families: so many of the first layers have no window
-        full_attention_first: usize, else "0", in 0..=1 << 14;
+        full_attention_first: usize, else "none", in 0..=1 << 14;
         /// families with [soft caps](huggingface.md#families) only, at least 1: scores are divided by its root
         score_width: usize, else "`head_dim`", in 1..=1 << 16;
         /// the same families: scores are bounded by `score_soft_cap` · tanh(score / `score_soft_cap`)

@@ -1,7 +1,7 @@
 //! What a framework runs where this engine runs one kernel: more bytes and more launches.
 //!
 //! The counts are those of PyTorch's primitives, in bytes for each element of 16-bit tensors: an operation that reads one
-//! tensor and writes another moves four. `docs/cost-model.md` has the table.
+//! tensor and writes another moves four. `docs/journal/2026-11-19-cost-model-in-detail.md` has the table.
 
 use kintsugi_spec::{FrameworkSpec, Fusion, KernelsSpec};
 use kintsugi_tensor::paper::{Kernel, KernelKind};
