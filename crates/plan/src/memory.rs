@@ -45,7 +45,7 @@ pub enum AttentionKind {
 pub enum HeadRows {
     /// All of them. Their gradient is computed in the forward and kept.
     All,
-    /// As many as [`AUTO_LOGITS_BYTES`] have room for.
+    /// As many as 512 MiB have room for.
     Auto,
     /// At most this many.
     AtMost(usize),

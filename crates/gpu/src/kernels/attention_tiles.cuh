@@ -70,29 +70,6 @@ __device__ inline void add_weighted(float (&sum)[OWN][COLUMNS], const float *pai
     }
 }
 
-// With SOFT_CAP, scores are bounded. `slope` is the derivative, from the bounded score.
-__device__ inline float bounded(float score) {
-#ifdef SOFT_CAP
-    return SOFT_CAP * tanhf(score / SOFT_CAP);
-#else
-    return score;
-#endif
-}
-
-__device__ inline float slope(float score) {
-#ifdef SOFT_CAP
-    return 1.0f - score / SOFT_CAP * (score / SOFT_CAP);
-#else
-    return 1.0f;
-#endif
-}
-
-#ifdef SOFT_CAP
-constexpr bool CAPPED = true;
-#else
-constexpr bool CAPPED = false;
-#endif
-
 __device__ inline void clear(float (&sum)[OWN][COLUMNS]) {
     for (int i = 0; i < OWN; ++i)
         for (int c = 0; c < COLUMNS; ++c) sum[i][c] = 0.0f;

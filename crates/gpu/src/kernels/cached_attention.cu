@@ -59,10 +59,7 @@ __device__ void cached_attention(const T *qkv, const token *positions, const T *
             const int column = lane + WARP * c;
             if (column < shape.dim) score += query[c] * widen(keys[at + column]);
         }
-        score = warp_reduce(score, Sum());
-#ifdef SOFT_CAP
-        score = SOFT_CAP * tanhf(score / SOFT_CAP);
-#endif
+        score = bounded(warp_reduce(score, Sum()));
         const float highest = fmaxf(maximum, score);
         const float shrink = expf(maximum - highest), weight = expf(score - highest);
         maximum = highest;

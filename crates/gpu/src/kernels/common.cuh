@@ -311,3 +311,14 @@ __device__ inline float logistic(float x) { return __fdividef(1.0f, 1.0f + __exp
     MACRO(bf16, bf16, f32, float)                                                                                     \
     MACRO(f16, f16, f16, f16)                                                                                         \
     MACRO(f16, f16, f32, float)
+
+// With SOFT_CAP, scores or logits are bounded by it. `slope` is the derivative, from the bounded number.
+#ifdef SOFT_CAP
+constexpr bool CAPPED = true;
+__device__ inline float bounded(float x) { return SOFT_CAP * tanhf(x / SOFT_CAP); }
+__device__ inline float slope(float x) { return 1.0f - x / SOFT_CAP * (x / SOFT_CAP); }
+#else
+constexpr bool CAPPED = false;
+__device__ inline float bounded(float x) { return x; }
+__device__ inline float slope(float) { return 1.0f; }
+#endif

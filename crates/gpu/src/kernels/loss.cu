@@ -21,29 +21,6 @@ __device__ inline float origin(float maximum) { return maximum == -INFINITE ? 0.
 // exp(x − origin), from `scaled` = origin · log₂e.
 __device__ inline float exponential(float x, float scaled) { return power_of_two(fmaf(x, LOG2_E, -scaled)); }
 
-// With SOFT_CAP: the bounded logit, and the derivative from it.
-__device__ inline float bounded(float x) {
-#ifdef SOFT_CAP
-    return SOFT_CAP * tanhf(x / SOFT_CAP);
-#else
-    return x;
-#endif
-}
-
-__device__ inline float slope(float x) {
-#ifdef SOFT_CAP
-    return 1.0f - x / SOFT_CAP * (x / SOFT_CAP);
-#else
-    return 1.0f;
-#endif
-}
-
-#ifdef SOFT_CAP
-constexpr bool CAPPED = true;
-#else
-constexpr bool CAPPED = false;
-#endif
-
 // Maximum and Σ exp(x − maximum) of the numbers so far.
 struct Online {
     float maximum = -INFINITE, sum = 0;
