@@ -222,6 +222,13 @@ impl Supervision {
         }
     }
 
+    /// The same after all ranks have ended.
+    fn add_last_verdict(&self, has_reported: bool) {
+        if let Some(agents) = self.agents.as_ref().filter(|_| !self.stop.any()) {
+            agents.add_last_verdict(has_reported);
+        }
+    }
+
     /// How long the other ranks may take to end after one has failed, if that is usually as long as `usual`. They learn of it at
     /// once, and abort what they wait for.
     fn grace(&self, usual: Duration) -> Duration {
@@ -354,7 +361,7 @@ fn wait(mut command: Command, supervision: &Supervision) -> Result<(), Failure> 
     passing.join().ok();
     // If a signal has ended the launcher itself, its ranks were ended in any order.
     if ended.signal().is_none() {
-        supervision.add_verdict(failed.load(Ordering::Relaxed));
+        supervision.add_last_verdict(failed.load(Ordering::Relaxed));
     }
     outcome(ended)
 }

@@ -19,6 +19,9 @@ use crate::verdict;
 /// How long the ranks may take to write the verdict themselves. They know more.
 const TURN: Duration = Duration::from_secs(3);
 
+/// How long the last reports of agents may take, which collect events for a fraction of a second.
+const LAST_REPORTS: Duration = Duration::from_secs(1);
+
 /// How long agents may take to end.
 const END: Duration = Duration::from_secs(2);
 
@@ -120,6 +123,19 @@ impl Agents {
             let died_later = |rank| state.died_after(failure.rank, rank);
             verdict::add_of_agents(&self.out, state.began, &failure, has_reported, died_later);
         }
+    }
+
+    /// The same after the launcher has ended, which may be before the agents have told of the ends of its ranks.
+    pub fn add_last_verdict(&self, has_reported: bool) {
+        let begun = Instant::now();
+        while begun.elapsed() < LAST_REPORTS {
+            self.take_reports();
+            if self.state().evidence.knows_all_ends() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.add_verdict(has_reported);
     }
 
     /// Adds the reports that have come to the evidence. Returns whether an agent was lost.

@@ -35,7 +35,7 @@ pub fn run(ranks: usize, arguments: &[OsString], supervision: &Supervision) -> R
     }
     let ended =
         processes.wait(supervision).map_err(|error| Failure::run(ErrorContext::new("cannot wait", error)))?;
-    supervision.add_verdict(has_reported(&ended));
+    supervision.add_last_verdict(has_reported(&ended));
     outcome(&ended, &processes.killed)
 }
 

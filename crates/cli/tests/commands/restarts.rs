@@ -40,12 +40,15 @@ fn disturb(name: &str, launcher: (Need, &str), (signal_name, rank): (&str, usize
     let (code, text) = finish(process.expect("the binary"));
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("restart 1 of 2") && text.contains("restarted: step "), "{text}");
-    // The verdict names it, with what it did last.
+    // The verdict names it, with what it did last, and nobody else. Over UCX a peer may fail before the kernel has closed the connections
+    // of a killed rank: then it may not be named (docs/recovery.md).
     let verdicts = Verdict::read_all(&folder.join("out"));
     let named: Vec<usize> = verdicts.iter().filter_map(|verdict| verdict.culprit).collect();
-    assert_eq!(named, [rank], "{verdicts:?}");
-    let begins = format!("verdict: rank {rank} (");
-    assert!(text.contains(&begins) && text.contains("; its last op began "), "{text}");
+    if signal_name != "KILL" || !named.is_empty() {
+        assert_eq!(named, [rank], "{verdicts:?}");
+        let begins = format!("verdict: rank {rank} (");
+        assert!(text.contains(&begins) && text.contains("; its last op began "), "{text}");
+    }
     let alone = folder.join("alone");
     std::fs::create_dir(&alone).expect("a folder for tests");
     stdout(&kintsugi(&alone, &[&["train"][..], &settings(&[&RANKS[..], &STEPS].concat())].concat()));

@@ -18,6 +18,12 @@ const STOPPED_BEFORE: Duration = Duration::from_secs(4);
 /// Ends on two nodes whose reports arrive within this time have no known order.
 const SAME_TIME: Duration = Duration::from_millis(50);
 
+/// The signal of a process that has aborted itself.
+const SIGABRT: u8 = 6;
+
+/// How long after the abort of a process the death of its peer, which was the cause, may be seen.
+const ABORT: Duration = Duration::from_secs(1);
+
 /// Something that the launcher has learned.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -55,6 +61,7 @@ pub struct Evidence {
 struct RankState {
     host: String,
     stopped: Option<Instant>,
+    has_ended: bool,
 }
 
 struct FailedEnd {
@@ -88,10 +95,15 @@ impl Evidence {
         if !matches!(event, RankEvent::Began { .. }) && !is_of_attempt(event.rank()) {
             return;
         }
+        if let RankEvent::Ended { rank, .. } | RankEvent::Died { rank, .. } = event
+            && let Some(state) = self.ranks.get_mut(&rank)
+        {
+            state.has_ended = true;
+        }
         let mut fail = |rank, how| self.failures.push(FailedEnd { at, host: host.clone(), rank, how });
         match event {
             RankEvent::Began { rank } => {
-                self.ranks.insert(rank, RankState { host: host.clone(), stopped: None });
+                self.ranks.insert(rank, RankState { host: host.clone(), stopped: None, has_ended: false });
             }
             RankEvent::Ended { code: 0, .. } => {}
             RankEvent::Ended { rank, .. } => fail(rank, HowEnded::WithError),
@@ -104,6 +116,11 @@ impl Evidence {
                 self.set_stopped(rank, None);
             }
         }
+    }
+
+    /// Whether the end of every rank that has begun is known.
+    pub fn knows_all_ends(&self) -> bool {
+        self.ranks.values().all(|state| state.has_ended)
     }
 
     fn set_stopped(&mut self, rank: usize, since: Option<Instant>) {
@@ -156,10 +173,20 @@ impl Evidence {
             let reason = format!("its process was stopped for {seconds} s");
             return Some(self.found(*rank, &self.ranks[rank].host, blame, reason));
         }
-        if let Some(first) = first {
-            return self.of_first_end(first);
+        self.of_first_end(self.cause_of_abort(first?))
+    }
+
+    /// The end that caused this one. A communication library aborts its process if a peer dies while it reads the peer's memory, and
+    /// the kernel may close the connections of the aborted process first.
+    fn cause_of_abort<'a>(&'a self, first: &'a FailedEnd) -> &'a FailedEnd {
+        if first.how != HowEnded::Died(Some(SIGABRT)) {
+            return first;
         }
-        None
+        let is_cause = |other: &&FailedEnd| {
+            matches!(other.how, HowEnded::Died(signal) if signal != Some(SIGABRT))
+                && other.at.duration_since(first.at) < ABORT
+        };
+        self.failures.iter().find(is_cause).unwrap_or(first)
     }
 
     fn of_first_end(&self, first: &FailedEnd) -> Option<RankFailure> {
@@ -247,6 +274,19 @@ mod tests {
         let expected = "rank 1 on n0 failed: signal 9 ended its process".to_owned();
         assert_eq!(attempt.failure(2 * SECOND), Some((Some(1), expected)));
         assert_eq!(attempt.evidence.failed_since(attempt.begun + 3 * SECOND), Some(2 * SECOND));
+        assert!(attempt.evidence.knows_all_ends());
+    }
+
+    #[test]
+    fn a_rank_that_has_aborted_because_a_peer_died_is_not_the_cause() {
+        let mut attempt = Attempt::new();
+        attempt.add(SECOND, RankEvent::Died { rank: 1, signal: Some(6) });
+        attempt.add(SECOND + 20 * MS, died(0));
+        assert_eq!(attempt.failure(2 * SECOND).and_then(|(culprit, _)| culprit), Some(0));
+        let mut alone = Attempt::new();
+        alone.add(SECOND, RankEvent::Died { rank: 1, signal: Some(6) });
+        alone.add(SECOND + MS, RankEvent::Ended { rank: 0, code: 1 });
+        assert_eq!(alone.failure(2 * SECOND).and_then(|(culprit, _)| culprit), Some(1));
     }
 
     #[test]
@@ -257,6 +297,7 @@ mod tests {
         let expected =
             "rank 1 on n0 failed: its process has ended, at the same time as that of rank 2 on n1".to_owned();
         assert_eq!(attempt.failure(2 * SECOND), Some((None, expected)));
+        assert!(!attempt.evidence.knows_all_ends(), "ranks 0 and 3 are there");
     }
 
     #[test]
