@@ -4,7 +4,7 @@ use super::access::{Access, Scatter};
 use super::activation::{gelu, gelu_derivative};
 use super::element::{Element, Real};
 use super::elementwise::sum_rows;
-use super::gemm::{NoEpilogue, Operand, Output, Product, gemm};
+use super::gemm::{Operand, Output, Product, gemm};
 use super::lanes;
 use super::parallel::{Rows, Threads};
 use crate::ops::{Linear, LinearBackwardInput, LinearBackwardWeight};
@@ -42,7 +42,7 @@ where
     };
     let residual = op.residual.map(|residual| access.read::<T>(residual));
     if bias.is_none() && pre_activation.is_none() && residual.is_none() && scale.is_none() {
-        return gemm(product, &NoEpilogue, scratch, threads.0);
+        return gemm(product, None, scratch, threads.0);
     }
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
         multiply(sums, scale);
@@ -58,7 +58,7 @@ where
             activate(sums, unsafe { pre_activation.part(start..start + sums.len()) });
         }
     };
-    gemm(product, &epilogue, scratch, threads.0);
+    gemm(product, Some(&epilogue), scratch, threads.0);
 }
 
 fn multiply<A: Real>(sums: &mut [A], scale: Option<A>) {
@@ -140,14 +140,14 @@ pub fn backward_input<T: Element>(threads: Threads, scratch: &mut [u8], op: &Lin
     };
     let inputs = op.inputs;
     let Some(pre_activation) = op.gelu.map(|pre_activation| access.read::<T>(pre_activation)) else {
-        return gemm(product, &NoEpilogue, scratch, threads.0);
+        return gemm(product, None, scratch, threads.0);
     };
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
         lanes::map_pairs(sums, &pre_activation[row * inputs + first..], |sum, pre_activation| {
             sum * gelu_derivative(pre_activation)
         });
     };
-    gemm(product, &epilogue, scratch, threads.0);
+    gemm(product, Some(&epilogue), scratch, threads.0);
 }
 
 /// [`backward_input`] for factors in 8 bits: the weight is transposed.
@@ -177,7 +177,7 @@ where
             });
         }
     };
-    gemm(product, &epilogue, scratch, threads.0);
+    gemm(product, Some(&epilogue), scratch, threads.0);
 }
 
 /// [`backward_weight`] for factors in 8 bits, which are transposed.
@@ -211,7 +211,7 @@ pub fn backward_weight_of<D, X, G>(
         accumulate: op.dweight.accumulate,
     };
     let epilogue = |_: usize, _: usize, sums: &mut [f32]| multiply(sums, Some(scale));
-    gemm(product, &epilogue, scratch, threads.0);
+    gemm(product, Some(&epilogue), scratch, threads.0);
 }
 
 /// See [`LinearBackwardWeight`].
@@ -231,7 +231,7 @@ where
         out: Output::new(access.write::<G>(op.dweight.view), op.inputs),
         accumulate: op.dweight.accumulate,
     };
-    gemm(product, &NoEpilogue, scratch, threads.0);
+    gemm(product, None, scratch, threads.0);
     if let Some(dbias) = op.dbias {
         let (outputs, accumulate) = (op.outputs, dbias.accumulate);
         threads.each(outputs, op.rows, access.write::<G>(dbias.view), |columns, out| {

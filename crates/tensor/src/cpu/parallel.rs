@@ -114,7 +114,12 @@ impl Threads {
     }
 }
 
-fn halve<P: Split>(items: Range<usize>, pieces: usize, parts: P, body: &(impl Fn(Range<usize>, P) + Sync)) {
+// What is done to a piece is not a type parameter, so that rayon's code is compiled once for each type of parts and not for
+// each operation.
+type Body<'a, P> = &'a (dyn Fn(Range<usize>, P) + Sync);
+type BodyWithScratch<'a, P> = &'a (dyn Fn(Range<usize>, P, &mut [u8]) + Sync);
+
+fn halve<P: Split>(items: Range<usize>, pieces: usize, parts: P, body: Body<P>) {
     if pieces == 1 {
         return body(items, parts);
     }
@@ -133,7 +138,7 @@ fn share<P: Split>(
     pieces: usize,
     parts: P,
     scratch: Rows<&mut [u8]>,
-    body: &(impl Fn(Range<usize>, P, &mut [u8]) + Sync),
+    body: BodyWithScratch<P>,
 ) {
     if pieces == 1 {
         return body(items, parts, &mut scratch.0[..scratch.1]);

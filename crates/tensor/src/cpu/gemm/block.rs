@@ -34,16 +34,15 @@ pub struct Rectangle {
 }
 
 /// Computes one rectangle of a product.
-pub fn run<In, Out, Right, E, K, const R: usize, const C: usize>(
+pub fn run<In, Out, Right, K, const R: usize, const C: usize>(
     product: &Product<In, Out, Right>,
-    epilogue: &E,
+    epilogue: Option<Epilogue<In::Accumulator>>,
     rectangle: Rectangle,
     scratch: &mut [u8],
 ) where
     In: Element,
     Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
-    E: Epilogue<In::Accumulator>,
     K: Kernel<R, C>,
 {
     let mut scratch = Scratch::new(scratch);
@@ -87,9 +86,9 @@ impl<'a, A: Real> Scratch<'a, A> {
 }
 
 /// One block of depth for one block of the result.
-struct DepthPass<'a, In, Out, Right, E> {
+struct DepthPass<'a, In: Element, Out, Right> {
     product: &'a Product<'a, In, Out, Right>,
-    epilogue: &'a E,
+    epilogue: Option<Epilogue<'a, In::Accumulator>>,
     depths: Range<usize>,
     /// Whether it is the first block of depth.
     first: bool,
@@ -99,12 +98,11 @@ struct DepthPass<'a, In, Out, Right, E> {
     sums_wait: bool,
 }
 
-impl<In, Out, Right, E> DepthPass<'_, In, Out, Right, E>
+impl<In, Out, Right> DepthPass<'_, In, Out, Right>
 where
     In: Element,
     Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
-    E: Epilogue<In::Accumulator>,
 {
     fn run<K: Kernel<R, C>, const R: usize, const C: usize>(
         &self,
@@ -151,8 +149,8 @@ where
         match self.product.out.as_sums() {
             Some(out) if tile.rows.len() == R && tile.columns.len() == C => {
                 compute(out.pointer_to(tile.rows.start, tile.columns.start), out.row_stride());
-                if self.last {
-                    self.finish_in_place(&out, tile);
+                if let Some(epilogue) = self.epilogue.filter(|_| self.last) {
+                    finish_in_place(epilogue, &out, tile);
                 }
             }
             in_place => {
@@ -164,15 +162,6 @@ where
                     self.store::<C>(tile, sums);
                 }
             }
-        }
-    }
-
-    #[inline(always)]
-    fn finish_in_place(&self, out: &Output<In::Accumulator>, tile: Rectangle) {
-        for row in tile.rows {
-            // SAFETY: the tile lies in this thread's rectangle, and this is the only reference.
-            let sums = unsafe { out.segment(row, tile.columns.start, tile.columns.len()) };
-            self.epilogue.apply(row, tile.columns.start, sums);
         }
     }
 
@@ -195,8 +184,8 @@ where
     fn store<const C: usize>(&self, tile: Rectangle, sums: &mut [In::Accumulator]) {
         let columns = tile.columns.len();
         for (row, sums) in tile.rows.zip(sums.as_chunks_mut::<C>().0) {
-            if self.last {
-                self.epilogue.apply(row, tile.columns.start, &mut sums[..columns]);
+            if let Some(epilogue) = self.epilogue.filter(|_| self.last) {
+                epilogue(row, tile.columns.start, &mut sums[..columns]);
             }
             // SAFETY: the tile lies in this thread's rectangle, and this is the only reference.
             let out = unsafe { self.product.out.segment(row, tile.columns.start, columns) };
@@ -205,6 +194,14 @@ where
                 _ => Out::narrow_slice(&sums[..columns], out),
             }
         }
+    }
+}
+
+fn finish_in_place<A: Element>(epilogue: Epilogue<A>, out: &Output<A>, tile: Rectangle) {
+    for row in tile.rows {
+        // SAFETY: the tile lies in this thread's rectangle, and this is the only reference.
+        let sums = unsafe { out.segment(row, tile.columns.start, tile.columns.len()) };
+        epilogue(row, tile.columns.start, sums);
     }
 }
 

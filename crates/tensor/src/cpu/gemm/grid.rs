@@ -28,7 +28,9 @@ impl Grid {
     }
 
     /// Runs every rectangle with its own scratch.
-    pub fn for_each(&self, scratch: &mut [u8], run: impl Fn(Rectangle, &mut [u8]) + Sync) {
+    ///
+    /// `run` is not a type parameter, so that rayon's code is compiled once and not for every product.
+    pub fn for_each(&self, scratch: &mut [u8], run: &(dyn Fn(Rectangle, &mut [u8]) + Sync)) {
         let parts = self.rows.parts * self.columns.parts;
         if parts == 1 {
             return run(self.rectangle(0), scratch);

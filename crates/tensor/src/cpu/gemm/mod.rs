@@ -41,92 +41,72 @@ pub struct Product<'a, In, Out, Right = In> {
     pub accumulate: bool,
 }
 
-/// A function on finished sums, before they are rounded and written.
+/// A function `|row, first_column, sums|` on the finished sums of `out[row, first_column ..]`, before they are rounded and
+/// written. It is called once for each element, on any thread.
 ///
-/// Closures `|row, first_column, sums|` are epilogues.
-pub trait Epilogue<A>: Sync {
-    /// Changes the sums of `out[row, first_column ..]`. It is called once for each element, on any thread.
-    fn apply(&self, row: usize, first_column: usize, sums: &mut [A]);
-}
-
-/// Leaves the sums unchanged.
-#[derive(Clone, Copy, Debug)]
-pub struct NoEpilogue;
-
-impl<A> Epilogue<A> for NoEpilogue {
-    #[inline(always)]
-    fn apply(&self, _row: usize, _first_column: usize, _sums: &mut [A]) {}
-}
-
-impl<A, F: Fn(usize, usize, &mut [A]) + Sync> Epilogue<A> for F {
-    #[inline(always)]
-    fn apply(&self, row: usize, first_column: usize, sums: &mut [A]) {
-        self(row, first_column, sums);
-    }
-}
+/// It is called through a pointer for a row of a tile at a time. Compiling every product for every epilogue instead takes
+/// minutes and gains nothing.
+pub type Epilogue<'a, A> = &'a (dyn Fn(usize, usize, &mut [A]) + Sync);
 
 /// Runs a product on up to `threads` threads of the current rayon pool. `scratch` has [`SCRATCH_BYTES`] for each.
 ///
 /// The result has the same bits for every number of threads. With one thread the product runs on the caller's thread.
-pub fn gemm<In, Out, Right, E>(
+pub fn gemm<In, Out, Right>(
     product: Product<In, Out, Right>,
-    epilogue: &E,
+    epilogue: Option<Epilogue<In::Accumulator>>,
     scratch: &mut [u8],
     threads: usize,
 ) where
     In: Element,
     Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
-    E: Epilogue<In::Accumulator>,
 {
     run(InstructionSet::best::<In::Accumulator>(), product, epilogue, scratch, threads);
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the product carries an exclusive borrow")]
-fn run<In, Out, Right, E>(
+fn run<In, Out, Right>(
     set: InstructionSet,
     product: Product<In, Out, Right>,
-    epilogue: &E,
+    epilogue: Option<Epilogue<In::Accumulator>>,
     scratch: &mut [u8],
     threads: usize,
 ) where
     In: Element,
     Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
-    E: Epilogue<In::Accumulator>,
 {
     let Product { m, n, k, a, b, ref out, .. } = product;
     assert!(a.holds(m, k) && b.holds(k, n) && out.holds(m, n), "an operand is smaller than {m} × {n} × {k}");
     assert!(scratch.len() >= threads * SCRATCH_BYTES, "scratch for fewer than {threads} threads");
     match set {
         InstructionSet::Portable => {
-            run_grid::<_, _, _, _, kernel::Portable, _, _>(&product, epilogue, scratch, threads);
+            run_grid::<_, _, _, kernel::Portable, _, _>(&product, epilogue, scratch, threads);
         }
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => {
-            run_grid::<_, _, _, _, kernel::Avx2, _, _>(&product, epilogue, scratch, threads);
+            run_grid::<_, _, _, kernel::Avx2, _, _>(&product, epilogue, scratch, threads);
         }
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512 => {
-            run_grid::<_, _, _, _, kernel::Avx512, _, _>(&product, epilogue, scratch, threads);
+            run_grid::<_, _, _, kernel::Avx512, _, _>(&product, epilogue, scratch, threads);
         }
     }
 }
 
-fn run_grid<In, Out, Right, E, K, const R: usize, const C: usize>(
+fn run_grid<In, Out, Right, K, const R: usize, const C: usize>(
     product: &Product<In, Out, Right>,
-    epilogue: &E,
+    epilogue: Option<Epilogue<In::Accumulator>>,
     scratch: &mut [u8],
     threads: usize,
 ) where
     In: Element,
     Right: Element<Accumulator = In::Accumulator>,
     Out: Element<Accumulator = In::Accumulator>,
-    E: Epilogue<In::Accumulator>,
     K: Kernel<R, C>,
 {
     let grid = Grid::new::<R, C>(product.m, product.n, product.k, threads);
-    grid.for_each(scratch, |rectangle, scratch| {
-        block::run::<_, _, _, _, K, R, C>(product, epilogue, rectangle, scratch);
+    grid.for_each(scratch, &|rectangle, scratch| {
+        block::run::<_, _, _, K, R, C>(product, epilogue, rectangle, scratch);
     });
 }

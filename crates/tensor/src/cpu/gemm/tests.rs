@@ -43,11 +43,15 @@ impl Case {
         if transposed { Operand::new(data, rows).transposed() } else { Operand::new(data, columns) }
     }
 
-    fn run<In, Out, E>(self, set: InstructionSet, threads: usize, epilogue: &E) -> Vec<Out>
+    fn run<In, Out>(
+        self,
+        set: InstructionSet,
+        threads: usize,
+        epilogue: Option<Epilogue<In::Accumulator>>,
+    ) -> Vec<Out>
     where
         In: Element,
         Out: Element<Accumulator = In::Accumulator>,
-        E: Epilogue<In::Accumulator>,
     {
         let Case { m, n, k, transposed, accumulate } = self;
         let (a, b) = self.operands::<In>();
@@ -91,7 +95,7 @@ impl Case {
     {
         let expected = self.expected::<In, Out>();
         for set in InstructionSet::available::<In::Accumulator>() {
-            let out = self.run::<In, Out, _>(set, 1, &NoEpilogue);
+            let out = self.run::<In, Out>(set, 1, None);
             for (index, (got, want)) in out.iter().zip(&expected).enumerate() {
                 let error = (got.widen().to_f64() - want).abs();
                 assert!(
@@ -153,10 +157,10 @@ fn blocks_of_rows_and_columns_match_the_definition() {
 #[test]
 fn bits_are_the_same_on_every_instruction_set_and_number_of_threads() {
     fn check<In: Element, Out: Element<Accumulator = In::Accumulator> + Debug>(case: Case) {
-        let reference = bits(&case.run::<In, Out, _>(InstructionSet::Portable, 1, &NoEpilogue));
+        let reference = bits(&case.run::<In, Out>(InstructionSet::Portable, 1, None));
         for set in InstructionSet::available::<In::Accumulator>() {
             for threads in [1, 2, 3, 5] {
-                let out = in_pool(threads, || case.run::<In, Out, _>(set, threads, &NoEpilogue));
+                let out = in_pool(threads, || case.run::<In, Out>(set, threads, None));
                 assert!(bits(&out) == reference, "{case:?} on {set:?} with {threads} threads");
             }
         }
@@ -176,7 +180,7 @@ fn bits_do_not_depend_on_the_position() {
     let multiply = |m, n, a, b| {
         let mut out = vec![0.0_f32; m * n];
         let product = Product { m, n, k, a, b, out: Output::new(&mut out, n), accumulate: false };
-        gemm(product, &NoEpilogue, &mut vec![0; SCRATCH_BYTES], 1);
+        gemm(product, None, &mut vec![0; SCRATCH_BYTES], 1);
         out
     };
     let whole = multiply(m, n, Operand::new(&a, k), Operand::new(&b, n));
@@ -190,8 +194,8 @@ fn bits_do_not_depend_on_the_position() {
 fn narrow_outputs_are_rounded_once() {
     let case = Case { m: 21, n: 50, k: 4 * DEPTH, transposed: (false, true), accumulate: false };
     for set in InstructionSet::available::<f32>() {
-        let wide = case.run::<bf16, f32, _>(set, 1, &NoEpilogue);
-        let narrow = case.run::<bf16, bf16, _>(set, 1, &NoEpilogue);
+        let wide = case.run::<bf16, f32>(set, 1, None);
+        let narrow = case.run::<bf16, bf16>(set, 1, None);
         let rounded: Vec<bf16> = wide.into_iter().map(bf16::from_f32).collect();
         assert_eq!(bits(&narrow), bits(&rounded));
     }
@@ -200,7 +204,7 @@ fn narrow_outputs_are_rounded_once() {
 #[test]
 fn epilogues_see_every_finished_sum_once_at_its_place() {
     fn check<In: Element<Accumulator = f32>, Out: Element<Accumulator = f32>>(case: Case) {
-        let plain = case.run::<In, f32, _>(InstructionSet::best::<f32>(), 1, &NoEpilogue);
+        let plain = case.run::<In, f32>(InstructionSet::best::<f32>(), 1, None);
         let second: Vec<AtomicU32> = plain.iter().map(|_| AtomicU32::new(f32::NAN.to_bits())).collect();
         // A bias by column and a factor by row; the sums before them are stored elsewhere.
         let epilogue = |row: usize, first: usize, sums: &mut [f32]| {
@@ -210,7 +214,7 @@ fn epilogues_see_every_finished_sum_once_at_its_place() {
                 *sum = (*sum + column as f32) * row as f32;
             }
         };
-        let out = in_pool(3, || case.run::<In, Out, _>(InstructionSet::best::<f32>(), 3, &epilogue));
+        let out = in_pool(3, || case.run::<In, Out>(InstructionSet::best::<f32>(), 3, Some(&epilogue)));
         for (index, &sum) in plain.iter().enumerate() {
             let (row, column) = (index / case.n, index % case.n);
             assert_eq!(second[index].load(Ordering::Relaxed), sum.to_bits());
@@ -238,7 +242,7 @@ fn strided_outputs_keep_what_lies_between_rows() {
     for (out, row_stride) in [(&mut packed, n), (&mut strided, stride)] {
         let (a, b) = (Operand::new(&a, k), Operand::new(&b, n));
         let product = Product { m, n, k, a, b, out: Output::new(out, row_stride), accumulate: false };
-        gemm(product, &NoEpilogue, &mut scratch[1..], 1);
+        gemm(product, None, &mut scratch[1..], 1);
     }
     for (row, line) in strided.chunks(stride).enumerate() {
         assert_eq!(line[..n], packed[row * n..][..n]);
@@ -249,9 +253,9 @@ fn strided_outputs_keep_what_lies_between_rows() {
 #[test]
 fn without_depth_the_result_is_zero_or_what_was_there() {
     let case = Case { m: 9, n: 33, k: 0, transposed: (false, false), accumulate: false };
-    assert!(case.run::<f32, f32, _>(InstructionSet::best::<f32>(), 1, &NoEpilogue).iter().all(|&x| x == 0.0));
+    assert!(case.run::<f32, f32>(InstructionSet::best::<f32>(), 1, None).iter().all(|&x| x == 0.0));
     let kept = Case { accumulate: true, ..case };
-    assert_eq!(kept.run::<bf16, bf16, _>(InstructionSet::best::<f32>(), 1, &NoEpilogue), kept.old::<bf16>());
+    assert_eq!(kept.run::<bf16, bf16>(InstructionSet::best::<f32>(), 1, None), kept.old::<bf16>());
 }
 
 #[test]
@@ -260,5 +264,5 @@ fn an_operand_that_is_too_small_is_refused() {
     let (a, b, mut out) = ([0.0_f32; 15], [0.0_f32; 16], [0.0_f32; 16]);
     let (a, b) = (Operand::new(&a, 4), Operand::new(&b, 4));
     let product = Product { m: 4, n: 4, k: 4, a, b, out: Output::new(&mut out, 4), accumulate: false };
-    gemm(product, &NoEpilogue, &mut vec![0; SCRATCH_BYTES], 1);
+    gemm(product, None, &mut vec![0; SCRATCH_BYTES], 1);
 }
