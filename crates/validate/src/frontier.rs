@@ -8,7 +8,7 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Coverage, Timing, Training, predict, time};
 
 use crate::device;
-use crate::page::{Page, fill, row};
+use crate::page::{Page, fill};
 
 /// A model of the study: layout, samples of a replica, and what was published.
 struct Run {
@@ -222,8 +222,6 @@ fn sets(values: &[(&str, usize)]) -> Vec<String> {
 fn sensitivity(sensitivity: &Sensitivity) -> Page {
     let Sensitivity { picture, title, along, finding, curves, values } = sensitivity;
     let names: Vec<String> = values.iter().map(ToString::to_string).collect();
-    let header = row(&[&[(*along).to_owned()], &names[..]].concat());
-    let header = format!("{header}\n|---|{}", "---|".repeat(values.len()));
     let (x, places) = Axis::of_values(along, &names);
     let mut chart = Chart {
         title: format!("22B on Frontier, predicted: {}", title.to_lowercase()),
@@ -232,11 +230,8 @@ fn sensitivity(sensitivity: &Sensitivity) -> Page {
         y: Axis::from_zero("hardware FLOP/s per GCD", Unit::Flops),
         ..Chart::default()
     };
-    let mut rows = Vec::new();
     for (colour, (name, settings)) in curves.iter().enumerate() {
-        let speeds: Vec<Option<f64>> = values.iter().map(|&value| speed_of_22b(settings(value))).collect();
-        let cells = speeds.iter().map(|speed| speed.map_or("–".to_owned(), |x| format!("{:.1}", x / 1e12)));
-        rows.push(row(&std::iter::once((*name).to_owned()).chain(cells).collect::<Vec<_>>()));
+        let speeds = values.iter().map(|&value| speed_of_22b(settings(value)));
         let points = places.iter().copied().zip(speeds);
         chart.series.push(Series::new(*name, Style::Line, colour).points(points));
     }
@@ -244,8 +239,6 @@ fn sensitivity(sensitivity: &Sensitivity) -> Page {
         ("title", (*title).to_owned()),
         ("finding", (*finding).to_owned()),
         ("picture", (*picture).to_owned()),
-        ("header", header),
-        ("speeds", rows.join("\n")),
     ];
     Page { text: fill(SENSITIVITY_TEMPLATE, &texts), pictures: vec![((*picture).to_owned(), svg(&chart))] }
 }
