@@ -6,7 +6,7 @@ mod tally;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kintsugi_comm::Connection;
 use kintsugi_comm::mpi::launched;
 use kintsugi_engine::nccl_settings;
@@ -77,7 +77,8 @@ Examples:
       injects a fault: gradients are summed instead of averaged; this must fail";
 
 fn fault_parser() -> impl TypedValueParser<Value = Fault> {
-    PossibleValuesParser::new(Fault::ALL.map(|(name, _)| name)).map(|chosen| {
+    let values = Fault::ALL.map(|(name, fault)| PossibleValue::new(name).help(fault.mistake()));
+    PossibleValuesParser::new(values).map(|chosen| {
         let named = Fault::ALL.iter().find(|(name, _)| *name == chosen);
         named.expect("the parser lets only these names through").1
     })

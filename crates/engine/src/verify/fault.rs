@@ -49,6 +49,22 @@ impl Fault {
         ("drift", Fault::Drift),
     ];
 
+    /// What is wrong, and where it can be, in one line.
+    pub fn mistake(self) -> &'static str {
+        match self {
+            Fault::DropRank => "A sum over dp leaves out one rank",
+            Fault::MissingAverage => "Gradients are summed over dp instead of averaged",
+            Fault::UnreducedNorm => "Gradients of norms are not summed over tp, with sequence parallelism",
+            Fault::TiedTwice => "The tied table's gradient is summed over the first and the last stage twice",
+            Fault::TiedNormTwice => "The tied table counts twice in the gradient norm, with stages",
+            Fault::Overflow => "One rank's gradients overflow, with dp",
+            Fault::SwappedSlices => "Two ranks of cp read each other's slices",
+            Fault::ShiftedPositions => "A rank of cp gives its tokens the positions of another one",
+            Fault::OwnCount => "The loss is divided by a rank's own tokens, with cp",
+            Fault::Drift => "One rank's results of collectives over dp differ by 2⁻²²",
+        }
+    }
+
     /// The ranks of a job whose communicators have this fault.
     pub fn in_world(self, world: Arc<dyn World>, plan: &Plan) -> Arc<dyn World> {
         Arc::new(FaultyWorld::new(world, self, plan))
