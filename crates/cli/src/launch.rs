@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser};
 
 use crate::Cli;
@@ -112,11 +113,30 @@ Examples:
   kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
       another MPI; its library is found if it is in the loader's path, or named by KINTSUGI_MPI";
 
+/// The option of this command that the command to run does not take.
+fn own_option(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
+    let name = word.strip_prefix("--")?;
+    let launch = Arguments::augment_args(clap::Command::new("launch"));
+    let is_own = launch.get_arguments().any(|option| option.get_long() == Some(name));
+    (is_own && error.kind() == ErrorKind::UnknownArgument).then(|| word.clone())
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     // A mistake in the command's arguments is shown once, and not by every process.
     let words = [OsString::from("kintsugi")].into_iter().chain(arguments.command.iter().cloned());
-    let command = Cli::try_parse_from(words).unwrap_or_else(|error| error.exit()).command;
+    let command = match Cli::try_parse_from(words) {
+        Ok(parsed) => parsed.command,
+        Err(error) => match own_option(&error) {
+            Some(option) => {
+                let inner = arguments.command[0].display();
+                let text = format!("{option} is an option of launch; write it before {inner}");
+                return Err(Failure::mistake(text));
+            }
+            None => error.exit(),
+        },
+    };
     if arguments.slurm.is_given() {
         let Some(crate::Command::Train(train)) = command else {
             return Err(Failure::mistake("--slurm needs the command train"));
