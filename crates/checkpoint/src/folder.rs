@@ -226,6 +226,12 @@ pub fn find(path: &Path, broken: impl FnMut(&CheckpointError)) -> Result<Checkpo
     if !path.exists() {
         return Err(CheckpointError::new(path, "there is no such folder"));
     }
+    if path.is_file() {
+        return Err(CheckpointError::new(
+            path,
+            "a file, where the folder of a run or a checkpoint is needed",
+        ));
+    }
     if path.join(MANIFEST).exists() {
         return Checkpoint::open(path);
     }

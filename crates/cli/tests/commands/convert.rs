@@ -167,6 +167,8 @@ fn mistakes_are_answered_in_a_sentence() {
     fs::remove_dir(folder.join("none")).unwrap();
 
     assert_eq!(mistake(&folder, &["convert", "nothing", "to"]), "nothing: there is no such folder");
+    let file = mistake(&folder, &["convert", "full/mine", "to"]);
+    assert_eq!(file, "full/mine: a file, where the folder of a run or a checkpoint is needed");
     let layout = mistake(&folder, &["convert", &gpt2, "to", "--set", "parallel.tp=3"]);
     assert_eq!(layout, "parallel.tp = 3 does not divide model.heads = 4; use 1, 2 or 4");
     let dtype = mistake(&folder, &["convert", &gpt2, "to", "--dtype", "bf16"]);

@@ -261,6 +261,7 @@ fn data_that_does_not_go_with_the_model_is_refused_before_the_run() {
     );
     let said = train(&["data.source=absent"]);
     assert!(said.starts_with("error: cannot read absent.bin: No such file"), "{said}");
+    assert!(said.ends_with("; kintsugi prepare makes token files\n"), "{said}");
     let bytes = fs::read(folder.join("a.bin")).unwrap();
     fs::write(folder.join("a.bin"), &bytes[..100]).unwrap();
     let said = train(&["data.source=a", "model.vocab=257"]);

@@ -66,6 +66,14 @@ impl Description {
 
 /// The file and its exact text, since a copy must be the same tokenizer to the last digit.
 fn find(given: &Path) -> Result<(PathBuf, String), DataError> {
+    if !given.exists() {
+        let (name, local) = (given.display(), given.file_name().unwrap_or_default().display());
+        let cause = format!(
+            "there is no such file or folder; a tokenizer of the Hugging Face hub has to be downloaded first, as with: \
+             hf download {name} --local-dir {local}"
+        );
+        return Err(DataError::file("read", given, cause));
+    }
     if !given.is_dir() {
         return Ok((given.to_owned(), read_text(given)?));
     }

@@ -225,6 +225,9 @@ fn open(path: PathBuf) -> Result<((PathBuf, File), u64), DataError> {
     let opened = input::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
     match opened {
         Ok((bytes, file)) => Ok(((path, file), bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(DataError::file("read", &path, format!("{error}; kintsugi prepare makes token files")))
+        }
         Err(error) => Err(DataError::file("read", &path, error)),
     }
 }
