@@ -13,6 +13,7 @@ use kintsugi_testing::{Need, cases, skip};
 use serde_json::Value;
 
 use crate::support::{TINY, folder, json_lines, kintsugi, stdout, tiny};
+use crate::tutorial::{Tutorial, path};
 
 /// A cluster that ends with this process.
 struct Cluster {
@@ -453,6 +454,27 @@ fn a_job_on_chosen_nodes_has_its_ranks_where_the_placement_says() {
     }
 }
 
+/// The commands of the page about Slurm, as a reader types them. A job ends before the next command begins.
+#[test]
+fn every_command_of_the_tutorial_for_slurm_runs() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let tutorial = Tutorial::new("slurm");
+    let commands = tutorial.run(|line| {
+        let mut shell = cluster.command(&tutorial.folder, "sh", &["-c", line]);
+        let output = shell.env("PATH", path()).output().unwrap();
+        if line.starts_with("kintsugi launch") && !line.contains("--print") {
+            cluster.wait_for_end(&tutorial.folder, "out");
+        }
+        output
+    });
+    assert_eq!(commands, 7);
+    let status = cluster.status(&tutorial.folder, "out");
+    let states: Vec<&str> =
+        status["jobs"].as_array().unwrap().iter().map(|job| job["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["COMPLETED", "COMPLETED", "CANCELLED", "CANCELLED"], "{status}");
+    assert_eq!(status["ended"], "finished after step 80", "{status}");
+}
+
 #[test]
 fn mistakes_in_a_job_are_said_before_it_is_submitted() {
     let work = folder("slurm-mistakes");
@@ -473,6 +495,8 @@ fn mistakes_in_a_job_are_said_before_it_is_submitted() {
     let uneven = error(&["--site", "site.toml", "train", "--set", "cluster.per_node=6"]);
     assert!(uneven.starts_with("error: the 8 ranks of the configuration"), "{uneven}");
     assert!(error(&["verify"]).starts_with("error: --slurm needs the command train"));
+    let after = error(&["train", "--site", "site.toml"]);
+    assert_eq!(after, "error: --site is an option of launch; write it before train\n");
     let time = error(&["--site", "site.toml", "--time", "soon", "train"]);
     assert!(time.starts_with("error: --time = \"soon\" is not a time of Slurm"), "{time}");
     let mut lonely = crate::support::command(&work, &["launch", "--slurm", "--site", "site.toml", "train"]);
