@@ -9,15 +9,12 @@ spec_table! {
     pub struct DeviceSpec {
         /// the name in tables and messages
         name: String, else "the preset's";
-        /// `"cpu"` or `"gpu"`: memory is predicted with the workspace and kernels of this kind; without it with those of
-        /// `run.device` on this machine
+        /// `"cpu"` or `"gpu"`: whose workspace and kernels memory is predicted with; without it those of `run.device`
         kind: Option<Hardware>, else "the preset's";
-        /// bytes, which decide `fits`. Without it the memory of this machine decides, or that of its GPU with `run.device =
-        /// "cuda"`. If there is no GPU, `fits` is unknown
+        /// bytes, which decide `fits`; without it what this machine has
         memory: Option<u64>, else "the preset's";
-        /// 0 to 0.9: the share of the memory that plans and searches leave free for the context, the communication library
-        /// and fragmentation. See [headroom](memory.md#headroom)
-        headroom: Option<f64>, else "0.05 on a GPU, 0 on a CPU; every framework preset has its own";
+        /// 0 to 0.9: the share of the memory that plans and searches leave free ([headroom](memory.md#headroom))
+        headroom: Option<f64>, else "0.05 on a GPU, 0 on a CPU, 0.08 with a framework";
         /// FLOP/s of the data sheet in bf16 and fp16
         peak_16bit: Option<f64>, else "`peak_fp32`";
         /// FLOP/s of the data sheet in fp8
@@ -32,7 +29,7 @@ spec_table! {
         matmul: Option<f64>, else "0.8";
         /// the same for a product in 8 bits
         matmul_8bit: Option<f64>, else "`matmul`";
-        /// how much faster a product of less than 80 µs is than one of more than 1.5 ms, which the power limit slows
+        /// how much faster a product of less than 80 µs is than one of more than 1.5 ms
         boost: Option<f64>, else "1";
         /// how much longer a 16-bit product takes if its columns or terms are no multiple of 8
         misaligned: Option<f64>, else "1";
@@ -46,17 +43,15 @@ spec_table! {
         power_idle: Option<f64>, else "no energy";
         /// watts of a rank that runs kernels
         power_max: Option<f64>, else "no energy";
-        /// watts to which the device is capped: [products and attention](cost-model.md#a-power-cap) get slower. At most
-        /// `power_max` has an effect
+        /// watts to which the device is capped: [products and attention](cost-model.md#a-power-cap) get slower
         power_cap: Option<f64>, else "`power_max`";
         /// watts of a rank that waits for links or other ranks
         power_links: Option<f64>, else "`power_idle`";
         /// operations/s of the epilogue of a product: GELU, its derivative, biases
         epilogue: Option<f64>, else "free";
-        /// list of `{ head_dim, sequence, fp32, forward, backward }`: FLOP/s of flash attention, counting only the causal
-        /// half; `fp32` says for which type
+        /// list of `{ head_dim, sequence, fp32, forward, backward }`: FLOP/s of flash attention, counting the causal half
         attention: Vec<AttentionPoint>, else "0.45 and 0.35 of the peak";
-        /// the same for this engine's own kernels, which compute the backward if a sequence is no multiple of 128
+        /// the same for this engine's own kernels
         portable_attention: Vec<AttentionPoint>, else "as `attention`";
         /// list of `{ m, n, k, fp32, flops, burst }`: measured products
         products: Vec<ProductPoint>, else "none";

@@ -22,7 +22,7 @@ spec_table! {
         fills: usize, default 1;
         /// seconds of the host for each kernel of the framework
         host: f64, default 0.0;
-        /// seconds of the host for each collective of tp and rank
+        /// the same for each collective of tp and rank
         host_collective: f64, default 0.0;
         /// the same with stages on several nodes
         host_staged: f64, default 0.0;
@@ -36,12 +36,11 @@ spec_table! {
         attention: f64, default 1.0;
         /// how much attention the backward repeats: selective recomputation as in arXiv 2205.05198
         attention_again: f64, default 0.0;
-        /// share of a layer's products that selective recomputation repeats: torchtitan's keeps every second product
+        /// share of a layer's products that selective recomputation repeats
         products_again: f64, default 0.0;
         /// whether full recomputation repeats the last product too
         recompute_whole: bool, default false;
-        /// whether messages between stages are scattered, as in Megatron (arXiv 2104.04473, section 4.1): ranks that hold the same
-        /// rows each send one part
+        /// whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1)
         scatter_messages: bool, default false;
         /// share of the links between nodes that collectives reach
         between_nodes: f64, default 1.0;
@@ -51,12 +50,11 @@ spec_table! {
         whole_sums: bool, default false;
         /// whether 16-bit gradients are summed in fp32
         fp32_sums: bool, default false;
-        /// bytes of gradients that are reduced at once. PyTorch's `DistributedDataParallel` has 25 MiB
+        /// bytes of gradients that are reduced at once
         bucket: Option<f64>, else "a whole layer";
-        /// into how many collectives a gather of a layer's weights is divided. DeepSpeed gathers module by module
+        /// into how many collectives a gather of a layer's weights is divided
         gather_pieces: usize, default 1;
-        /// whether all-reduces use a tree if that is faster than a ring, as NCCL does; time and traffic both follow. This
-        /// engine's transports run rings
+        /// whether all-reduces use a tree if that is faster than a ring, as NCCL does
         trees: bool, default false, else "false (true in every preset)";
         /// how much slower kernels are during a collective
         interference: f64, default 0.0;
@@ -66,9 +64,9 @@ spec_table! {
         allocator: f64, default 0.0;
         /// bytes for each logit, from the loss to its backward
         logit_bytes: f64, default 0.0;
-        /// whether every tensor-parallel rank has all logits, and not only those of its part of the vocabulary
+        /// whether every tensor-parallel rank has all logits
         whole_logits: bool, default false;
-        /// bytes for each parameter, such as 16-bit gradients beside the fp32 ones that they are added to
+        /// bytes for each parameter, such as a second copy of gradients
         parameter_bytes: f64, default 0.0;
         /// bytes of communication buffers for each parameter, if there are replicas
         bucket_bytes: f64, default 0.0;
@@ -78,10 +76,9 @@ spec_table! {
         kept_tp: Option<f64>, else "`kept`";
         /// What a layer keeps beyond ours, tensor by tensor.
         keeps: KeepsSpec;
-        /// bytes that are always held for each weight of one layer: gradients that no kernel reads, one for each shape
+        /// bytes that are always held for each weight of one layer: gradients that no kernel reads
         layer_gradients: f64, default 0.0;
-        /// a list of `{ key, values, reason }`: the values of a key that the framework can run. A search proposes nothing
-        /// else, and `plan` prints a note about other values
+        /// a list of `{ key, values, reason }`: the values of a key that the framework can run. A search proposes nothing else
         supports: Vec<Support>, default Vec::new();
     }
 }

@@ -101,17 +101,14 @@ spec_table! {
     /// `factor`. If it is less than `positions / high`, the frequency stays. In between, the two are blended.
     #[derive(Copy)]
     pub struct RotaryScaling {
-        /// llama only, 1 to 1e6: low rotary frequencies are divided by this, as in Llama 3.1 (`rope_type = "llama3"` of
-        /// transformers)
-        factor: f64, default 8.0, else "none; 8 if another of these keys is given";
+        /// llama only, 1 to 1e6: low rotary frequencies are divided by this, as in Llama 3.1
+        factor: f64, default 8.0, else "8 with another of these keys";
         /// 1e-6 to 1e6: frequencies that turn fewer times than this in `rotary_scaling.positions` are low
-        /// (`low_freq_factor`)
-        low: f64, default 1.0, else "none; 1 if another of these keys is given";
-        /// above `rotary_scaling.low`: frequencies that turn more times than this stay, and those in between are blended
-        /// (`high_freq_factor`)
-        high: f64, default 4.0, else "none; 4 if another of these keys is given";
-        /// at least 1: length of the samples that the model was first trained on (`original_max_position_embeddings`)
-        positions: usize, default 8192, else "none; 8192 if another of these keys is given";
+        low: f64, default 1.0, else "1 with another of these keys";
+        /// above `rotary_scaling.low`: frequencies that turn more times than this stay, those in between are blended
+        high: f64, default 4.0, else "4 with another of these keys";
+        /// at least 1: length of the samples that the model was first trained on
+        positions: usize, default 8192, else "8192 with another of these keys";
     }
 }
 

@@ -14,7 +14,7 @@ fn config(name: &str, arguments: &[&str]) -> String {
 fn every_key_has_its_default_and_its_values() {
     let text = config("config-keys", &[]);
     assert!(text.starts_with("[model]\n  preset  (default: none)\n"), "{text}");
-    let schedule = "  schedule  (default: \"1f1b\")\n      \"gpipe\", \"1f1b\", \"interleaved\", \"zero-bubble\": see schedules\n";
+    let schedule = "  schedule  (default: \"1f1b\")\n      \"gpipe\", \"1f1b\", \"interleaved\", \"zero-bubble\" (schedules). ";
     assert!(text.contains(schedule), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     let rows: Vec<Value> = serde_json::from_str(&config("config-json", &["--json"])).unwrap();

@@ -130,7 +130,10 @@ mod tests {
         assert_eq!(key.default_value(), Some(Value::String("1f1b".into())));
         let key = key.plain();
         assert_eq!(key.default, "\"1f1b\"");
-        assert_eq!(key.meaning, "\"gpipe\", \"1f1b\", \"interleaved\", \"zero-bubble\": see schedules");
+        assert_eq!(
+            key.meaning,
+            "\"gpipe\", \"1f1b\", \"interleaved\", \"zero-bubble\" (schedules). Interleaved needs pp of at least 2 and a multiple of pp micro-batches"
+        );
         assert_eq!(plain("a [b](c.md) and `d` [e](f) **g**"), "a b and d e g");
     }
 
