@@ -13,6 +13,22 @@ const ITEM: &str = "\n- `";
 /// The keys of `[cluster.device]` that decide what fits. The others say how fast the device is, and are on the page about clusters.
 const CAPACITY: [&str; 4] = ["kind", "name", "memory", "headroom"];
 
+/// Keys of a device and of links that are measured, not written by hand. `kintsugi config` explains them.
+const MEASURED: [&str; 12] = [
+    "units",
+    "matmul_8bit",
+    "boost",
+    "misaligned",
+    "ramp",
+    "epilogue",
+    "attention",
+    "portable_attention",
+    "products",
+    "kernels",
+    "inner_latency",
+    "rings",
+];
+
 /// A line for every key whose path starts with `prefix`, named without it.
 fn lines(prefix: &str, has: impl Fn(&str) -> bool) -> String {
     let line = |key: Key| {
@@ -38,6 +54,7 @@ fn with_lists<'a>(text: &str, lists: impl IntoIterator<Item = (&'a str, String)>
 fn the_pages_have_the_declared_keys() {
     let device = |name: &str| name.strip_prefix("device.").is_some_and(|name| CAPACITY.contains(&name));
     let in_cluster = |name: &str| !name.contains('.') || device(name);
+    let by_hand = |name: &str| !MEASURED.contains(&name) && !name.starts_with("short.");
     let plain = ["model", "batch", "parallel", "sharding", "precision", "memory", "optimizer", "data", "run"];
     let plain = plain.map(|table| (format!("[{table}]"), lines(&format!("{table}."), |_| true)));
     let configuration: Vec<(&str, String)> = plain
@@ -50,8 +67,8 @@ fn the_pages_have_the_declared_keys() {
         ])
         .collect();
     let clusters = vec![
-        ("Keys of a device", lines("cluster.device.", |name| !CAPACITY.contains(&name))),
-        ("Keys of a level's links", lines("cluster.links.cluster.", |_| true)),
+        ("Keys of a device", lines("cluster.device.", |name| !CAPACITY.contains(&name) && by_hand(name))),
+        ("Keys of a level's links", lines("cluster.links.cluster.", by_hand)),
         ("Emulated links", lines("cluster.emulated.cluster.", |_| true)),
     ];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
