@@ -9,7 +9,7 @@ use kintsugi_plan::{
     Sharding, Span, When,
 };
 
-use crate::structure::short_step;
+use crate::graph::short_step;
 
 /// What the plans of one search may differ in.
 struct Choices {

@@ -20,13 +20,12 @@ mod op_work;
 mod peak;
 mod predict;
 mod range;
-mod structure;
 mod timeline;
 mod timing;
 mod traffic;
-mod transfer;
 mod transport;
 
+pub use cost::{collective_seconds, links_of, message_seconds};
 pub use device::planned_device;
 pub use energy::{Consumption, Training};
 pub use fit::{Misfit, check_memory, check_planned};
@@ -40,5 +39,4 @@ pub use range::{
     uses_links_between_nodes,
 };
 pub use timeline::{OpSpan, Timeline, TransferSpan, bubble};
-pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, links_of, time};
-pub use transfer::{collective_seconds, message_seconds};
+pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, time};

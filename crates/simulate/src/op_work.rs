@@ -9,7 +9,7 @@ use kintsugi_spec::Topology;
 use rayon::prelude::*;
 
 use crate::cost::{OpTrace, trace};
-use crate::structure::short_step;
+use crate::graph::short_step;
 
 /// What one rank does in an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

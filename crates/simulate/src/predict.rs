@@ -16,7 +16,7 @@ use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
 
 use crate::framework_tensors::Allocations;
-use crate::structure::short_step;
+use crate::graph::short_step;
 use crate::traffic;
 use crate::transport::transport_bytes;
 

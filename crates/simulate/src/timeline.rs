@@ -2,9 +2,9 @@
 
 use kintsugi_plan::{Op, Plan, Program};
 
-use crate::cost::{CostCache, Costs, DeviceModel};
+use crate::cost::{Costs, DeviceModel};
 use crate::graph::{Extent, Graph, NodeSpan, Rows, Spans, spans};
-use crate::timing::{CompiledStep, Timing};
+use crate::timing::{CompiledStep, StepTimer, Timing};
 
 /// The spans of one step.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,7 +106,7 @@ pub fn bubble(plan: &Plan) -> f64 {
 fn known_or_unit_costs(plan: &Plan) -> Costs {
     const UNIT: u64 = 1_000_000_000_000;
     match DeviceModel::new(&plan.cluster.device, &plan.framework) {
-        Some(device) => CostCache::new(&device).of(plan),
+        Some(device) => StepTimer::new(&device).costs(plan),
         None => Costs::of_layers(plan, UNIT, UNIT, UNIT),
     }
 }

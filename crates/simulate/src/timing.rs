@@ -1,14 +1,19 @@
 //! The time of a step and its parts: the graph of a plan's programs, evaluated with its costs.
 
-use kintsugi_plan::Plan;
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+use kintsugi_plan::{Mesh, Plan};
 use kintsugi_spec::{ByLevel, Level};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::cost::{CostCache, Costs, DeviceModel, Links, PlanTraces, Sharing, StepBound, Time};
-use crate::graph::{Account, Extent, Graph, Rows, evaluate};
-use crate::keys::ProgramKey;
-use crate::structure::short_step;
+use crate::cost::{
+    BlockCosts, Costs, DeviceModel, Links, Messages, PlanTraces, Sharing, StepBound, Time, UnitCosts,
+};
+use crate::graph::{Account, Extent, Graph, Portions, Rows, evaluate, short_step};
+use crate::keys::{BlockCostKey, MessageCostKey, ProgramKey, UnitCostKey};
+use crate::memo::Memo;
 
 /// The time of a step and its parts: means over the stages, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -54,15 +59,25 @@ pub fn time(plan: &Plan) -> Option<Timing> {
     Some(StepTimer::new(&device).time(plan))
 }
 
-/// Times plans that differ only in their strategy.
+/// Times plans that differ only in their strategy. The costs that several of them share are computed once.
 pub struct StepTimer<'a> {
-    costs: CostCache<'a>,
+    device: &'a DeviceModel,
+    links: Memo<Mesh, Links>,
+    blocks: Memo<BlockCostKey, Arc<BlockCosts>>,
+    units: Memo<UnitCostKey, Arc<UnitCosts>>,
+    messages: Memo<MessageCostKey, Arc<Messages>>,
 }
 
 impl<'a> StepTimer<'a> {
     /// A timer for plans on a device.
     pub fn new(device: &'a DeviceModel) -> Self {
-        StepTimer { costs: CostCache::new(device) }
+        StepTimer {
+            device,
+            links: Memo::default(),
+            blocks: Memo::default(),
+            units: Memo::default(),
+            messages: Memo::default(),
+        }
     }
 
     /// The time of a step of a plan.
@@ -70,25 +85,43 @@ impl<'a> StepTimer<'a> {
         self.time_compiled(plan, &CompiledStep::new(plan))
     }
 
+    /// The same with the graph of a plan that has the same [`StepKey`].
+    pub fn time_compiled(&self, plan: &Plan, step: &CompiledStep) -> Timing {
+        step.time(plan, &self.costs(plan))
+    }
+
     /// A time that no step of a plan is shorter than, in microseconds of work.
     pub fn bound(&self, plan: &Plan) -> StepBound {
-        self.costs.bound(plan)
+        StepBound::of_step(plan, &self.costs(plan))
     }
 
     /// The same for every plan that differs from this one only in its sharding.
     pub fn bound_of_passes(&self, plan: &Plan) -> StepBound {
-        self.costs.bound_of_passes(plan)
+        // Sharding decides whether a backward adds to gradients or begins them anew, which is all it changes in blocks.
+        let adds = Plan { sharding: plan.sharding.unsharded(), ..plan.clone() };
+        let begins = adds.with_micro_batches(1);
+        let blocks = [&adds, &begins]
+            .map(|plan| self.blocks.get(BlockCostKey::of(plan), || Arc::clone(&self.compute(plan).blocks)));
+        let messages =
+            self.messages.get(MessageCostKey::of(plan), || Arc::clone(&self.compute(plan).messages));
+        StepBound::of_passes(plan, &blocks, &messages)
     }
 
-    /// The same with the graph of a plan that has the same [`StepKey`].
-    pub fn time_compiled(&self, plan: &Plan, step: &CompiledStep) -> Timing {
-        step.time(plan, &self.costs.of(plan))
+    /// The costs of a plan's ops.
+    pub fn costs(&self, plan: &Plan) -> Costs {
+        let found = OnceCell::new();
+        let costs = || found.get_or_init(|| self.compute(plan));
+        Costs {
+            blocks: self.blocks.get(BlockCostKey::of(plan), || Arc::clone(&costs().blocks)),
+            units: self.units.get(UnitCostKey::of(plan), || Arc::clone(&costs().units)),
+            messages: self.messages.get(MessageCostKey::of(plan), || Arc::clone(&costs().messages)),
+        }
     }
-}
 
-/// What the time of a plan depends on of its placement, as text: two placements of a plan with the same text take as long.
-pub fn links_of(plan: &Plan) -> String {
-    Links::new(&plan.cluster, plan.mesh, &plan.framework).signature()
+    fn compute(&self, plan: &Plan) -> Costs {
+        let links = self.links.get(plan.mesh, || Links::of(plan));
+        Costs::new(plan, &PlanTraces::new(plan), self.device, &links)
+    }
 }
 
 /// The graph and the traces of a step, for plans that differ only in the constants of their cluster and framework.
@@ -106,7 +139,7 @@ impl TracedStep {
     /// The time of a step with a plan's constants; `None` if its device's speed is unknown.
     pub fn time(&self, plan: &Plan) -> Option<Timing> {
         let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
-        Some(self.step.time(plan, &Costs::of_traces(plan, &self.traces, &device)))
+        Some(self.step.time(plan, &Costs::new(plan, &self.traces, &device, &Links::of(plan))))
     }
 }
 
@@ -129,26 +162,6 @@ struct CompiledPortion {
 pub struct StepKey {
     last: ProgramKey,
     others: Option<ProgramKey>,
-}
-
-/// The portions in which micro-batches pass through the pipeline. The pipeline drains after each.
-pub(crate) struct Portions {
-    /// The number of portions before the last.
-    pub others: usize,
-    /// The micro-batches of each of these.
-    pub each: usize,
-    /// The micro-batches of the last portion: the rest.
-    pub last: usize,
-}
-
-impl Portions {
-    /// As many portions as the framework makes, or as there are periods of the schedule.
-    pub fn of(plan: &Plan) -> Self {
-        let periods = plan.micro_batches() / plan.period();
-        let fills = plan.framework.fills.clamp(1, periods.max(1));
-        let each = periods / fills * plan.period();
-        Portions { others: fills - 1, each, last: plan.micro_batches() - each * (fills - 1) }
-    }
 }
 
 impl StepKey {

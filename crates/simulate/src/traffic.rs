@@ -10,7 +10,7 @@ use crate::predict::Counts;
 /// The bytes of one step over all ranks. Ranks of a stage send the same, but not over the same links.
 pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
     let mut traffic = Traffic::default();
-    let (links, topology) = (Links::new(&plan.cluster, plan.mesh, &plan.framework), plan.cluster.topology);
+    let (links, topology) = (Links::of(plan), plan.cluster.topology);
     let places = plan.cluster.places();
     for rank in 0..plan.mesh.ranks() {
         let at = plan.mesh.coordinate(rank);

@@ -14,7 +14,7 @@ use kintsugi_spec::ByLevel;
 
 use super::costs::{BlockCosts, Costs, Messages, UnitCosts};
 use super::op_cost::Time;
-use crate::timing::Portions;
+use crate::graph::Portions;
 
 /// Lower bounds of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,16 +26,16 @@ pub struct StepBound {
 }
 
 impl StepBound {
-    /// Of a plan whose blocks have the costs of one of these or larger ones.
-    pub(super) fn of_passes(plan: &Plan, blocks: &[Arc<BlockCosts>], messages: &Messages) -> Self {
+    /// The bound of a plan whose blocks cost at least as much as the cheapest of these.
+    pub(crate) fn of_passes(plan: &Plan, blocks: &[Arc<BlockCosts>], messages: &Messages) -> Self {
         let passes = Passes::new(plan, blocks, messages);
         let Portions { others, each, last } = Portions::of(plan);
         let step = others as u128 * passes.end(each) + passes.end(last);
         passes.bound(step, 0)
     }
 
-    /// Of a plan whose ops have these costs.
-    pub(super) fn of_step(plan: &Plan, costs: &Costs) -> Self {
+    /// The bound of a plan whose ops have these costs.
+    pub(crate) fn of_step(plan: &Plan, costs: &Costs) -> Self {
         let passes = Passes::new(plan, std::slice::from_ref(&costs.blocks), &costs.messages);
         let units = UnitTimes { plan, units: &costs.units };
         let Portions { others, each, last } = Portions::of(plan);
@@ -75,9 +75,9 @@ struct Passes<'a> {
 
 /// The picoseconds of one micro-batch.
 struct StageTimes {
-    /// Its way forward to the stage.
+    /// Its forwards on the stages before.
     before: u128,
-    /// The way of its gradient back from the stage.
+    /// Its backwards on the stages before, after that of the stage.
     after: u128,
     /// All passes of the stage.
     busy: u128,

@@ -1,22 +1,21 @@
 //! The costs of ops: the kernels and transfers of a paper trace, priced by a device and its links.
 
 mod bound;
-mod cache;
 mod costs;
 mod device;
 mod links;
 mod op_cost;
 mod pricing;
-mod rings;
 mod sharing;
 mod trace;
 mod unfused;
 
 pub use bound::StepBound;
-pub use cache::CostCache;
 pub use costs::Costs;
+pub(crate) use costs::{BlockCosts, Messages, UnitCosts};
 pub use device::DeviceModel;
 pub(crate) use links::{Algorithm, Links};
+pub use links::{collective_seconds, links_of, message_seconds};
 pub use op_cost::{OpCost, OpOrder, Segment, Time, TransferCost};
 pub(crate) use pricing::scatters_messages;
 pub use sharing::Sharing;

@@ -20,12 +20,12 @@ pub struct TransferCost {
 }
 
 impl TransferCost {
-    /// Of a transfer that has arrived when its level is free again.
+    /// The cost of a transfer that has arrived when its level is free again.
     pub fn new(level: Level, time: Time) -> Self {
         TransferCost { level, time, latency: 0 }
     }
 
-    /// The rest of it if its ranks copied data for the first part of this length. The latency is its end.
+    /// What is left of the transfer after its ranks have copied data for so long. The latency comes last.
     pub(super) fn without(self, copying: Time) -> Self {
         let rest = self.duration().saturating_sub(copying);
         let latency = self.latency.min(rest);

@@ -1,37 +1,110 @@
 //! Prices the kernels and transfers of traces: kernels by the device, transfers by the links.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer as PaperTransfer};
-use kintsugi_plan::{BackwardPart, Block, Computation, Group, Op, OpKind, Plan, Transfer, Unit};
+use kintsugi_plan::{
+    Axis, BackwardPart, Block, Computation, Group, Op, OpKind, Phase, PhaseKind, Plan, Recompute, Span,
+    StepOp, Transfer, Unit,
+};
 use kintsugi_spec::{FrameworkSpec, Level};
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
-use super::costs::{CostSource, Messages, source};
+use super::costs::{BlockCosts, CostSource, Costs, Messages, UnitCosts, source};
 use super::device::DeviceModel;
-use super::links::Links;
+use super::links::{LinkTime, Links};
 use super::op_cost::{OpCost, OpOrder, Segment, Time, TransferCost, picoseconds};
 use super::sharing::Sharing;
-use super::trace::{OpTrace, Trace};
+use super::trace::{OpTrace, PlanTraces, Trace};
+
+impl Costs {
+    /// Prices the kernels and transfers of a plan's traces, over the links of its mesh.
+    pub(crate) fn new(plan: &Plan, traced: &PlanTraces, device: &DeviceModel, links: &Links) -> Self {
+        let pricing = Pricing {
+            plan,
+            device,
+            links,
+            host_collective: host_collective(plan),
+            sharing: Sharing::of(plan),
+        };
+        let traces = &traced.stages;
+        let [first, layer, last] = traces.each_ref().map(|trace| pricing.ops(trace));
+        let (mut ops, mut orders, ends) = if let Some(traced) = &traced.single {
+            let one = pricing.ops(traced);
+            (one.clone(), pricing.orders(traced).collect(), vec![one])
+        } else {
+            let mut ops = first.clone();
+            ops.extend(&layer);
+            ops.extend(&last);
+            let orders: HashMap<OpKind, OpOrder> =
+                traces.iter().flat_map(|trace| pricing.orders(trace)).collect();
+            (ops, orders, vec![first, last])
+        };
+        let again = of_layer(Computation::Recompute);
+        if plan.framework.recompute_whole && ops.contains_key(&again) {
+            let forward = of_layer(Computation::Forward);
+            ops.insert(again, ops[&forward]);
+            orders.extend(orders.get(&forward).cloned().map(|order| (again, order)));
+        }
+        if plan.framework.products_again > 0.0 && plan.memory.recompute == Recompute::Selective {
+            let again = plan.framework.products_again * pricing.products(&traces[1]);
+            repeat_products(&mut ops, picoseconds(again));
+        }
+        let layers = plan.stage_layers();
+        let step_op = |stage: usize, op: StepOp| {
+            let op = Op::Step(op).kind();
+            // Not every plan has every op.
+            let Some(&of_layer) = layer.get(&op) else { return OpCost::default() };
+            let mut cost = of_layer.times(layers[stage] as u64);
+            if stage == 0 {
+                cost = cost.plus(ends[0][&op].minus(of_layer));
+            }
+            if stage > 0 && stage + 1 == plan.mesh.pp() {
+                cost = cost.plus(ends[1][&op].minus(of_layer));
+            }
+            cost
+        };
+        let phase = Phase::plain(Group::Tied, PhaseKind::Sum);
+        let tied = ops.get(&Op::Start(Transfer::Reduce { unit: Unit::Table, phase }).kind());
+        let part = |wanted| {
+            let costs = ops.iter().map(|(&kind, &cost)| (kind, cost));
+            costs.filter(move |(kind, _)| source(kind.op()) == wanted)
+        };
+        let units = UnitCosts {
+            step_ops: (0..plan.mesh.pp()).map(|stage| StepOp::ALL.map(|op| step_op(stage, op))).collect(),
+            sums: Axis::ALL.map(|axis| pricing.sum(Group::Along(axis, Span::All))),
+            tied: tied.and_then(|cost| cost.started).unwrap_or(TransferCost::new(Level::Node, 0)),
+            interference: (plan.framework.interference * 1024.0) as u64,
+            fixed: picoseconds(plan.framework.step),
+            ops: part(CostSource::Unit).collect(),
+        };
+        Costs {
+            blocks: Arc::new(BlockCosts { ops: part(CostSource::Block).collect(), orders }),
+            units: Arc::new(units),
+            messages: Arc::new(pricing.messages(message_bytes(&traces[0]))),
+        }
+    }
+}
 
 /// Computes costs from traces.
-pub(super) struct Pricing<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) device: &'a DeviceModel,
-    pub(super) links: &'a Links,
+struct Pricing<'a> {
+    plan: &'a Plan,
+    device: &'a DeviceModel,
+    links: &'a Links,
     /// Seconds of the host for each collective of tp.
-    pub(super) host_collective: f64,
-    pub(super) sharing: Option<Sharing>,
+    host_collective: f64,
+    sharing: Option<Sharing>,
 }
 
 impl Pricing<'_> {
-    pub(super) fn ops(&self, trace: &Trace) -> HashMap<OpKind, OpCost> {
+    fn ops(&self, trace: &Trace) -> HashMap<OpKind, OpCost> {
         trace.iter().map(|(&kind, traced)| (kind, self.op(kind.op(), traced))).collect()
     }
 
     /// The order of the ops on blocks that have transfers inside.
-    pub(super) fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (OpKind, OpOrder)> + 'a {
+    fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (OpKind, OpOrder)> + 'a {
         let inside = |(kind, traced): &(&OpKind, &OpTrace)| {
             source(kind.op()) == CostSource::Block && !traced.transfers.is_empty()
         };
@@ -68,14 +141,10 @@ impl Pricing<'_> {
                 order.segments.push(Segment::Wait(event.transfer));
             } else {
                 started[event.transfer] = done;
-                let entry = transfers[event.transfer];
-                let at_once = TransferCost::new(Level::Package, 0);
-                let transfer = collective(entry, self.links, TransferPurpose::Other).unwrap_or(at_once);
+                let time = link_time(transfers[event.transfer], self.links, TransferPurpose::Other);
+                let transfer = time.map_or(TransferCost::new(Level::Package, 0), TransferCost::over);
                 // A rank that shares its core copies the data itself.
-                let copying = self
-                    .sharing
-                    .and_then(|_| copying(entry, self.links, TransferPurpose::Other))
-                    .unwrap_or(0.0);
+                let copying = self.sharing.and(time).map_or(0.0, |time| time.copying);
                 let copy = (copying > 0.0).then(|| Segment::Run(picoseconds(copying * slowdown)));
                 order.segments.extend(copy);
                 order.segments.push(Segment::Start(transfer.without(picoseconds(copying))));
@@ -99,9 +168,9 @@ impl Pricing<'_> {
         }
         let seconds: f64 = kernels.iter().map(|kernel| self.seconds(kernel)).sum();
         let host = self.host(traced);
-        let purpose = TransferPurpose::of(op);
-        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
-        let mut transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, purpose));
+        let times =
+            || transfers.iter().filter_map(|&entry| link_time(entry, self.links, TransferPurpose::of(op)));
+        let mut transfers = times().map(TransferCost::over);
         let cost = if starts_a_collective(op) {
             OpCost { compute: picoseconds(seconds), links: 0, started: transfers.next() }
         } else {
@@ -109,11 +178,12 @@ impl Pricing<'_> {
             let waiting = (host - seconds - inside as f64 * 1e-12).max(0.0);
             OpCost { compute: picoseconds(seconds + waiting), links: inside, started: None }
         };
-        self.sharing.map_or(cost, |sharing| cost.shared(sharing, picoseconds(copying)))
+        let copying = || picoseconds(times().map(|time| time.copying).sum());
+        self.sharing.map_or(cost, |sharing| cost.shared(sharing, copying()))
     }
 
     /// Seconds of the products in the forward of a layer.
-    pub(super) fn products(&self, trace: &Trace) -> f64 {
+    fn products(&self, trace: &Trace) -> f64 {
         let forward = &trace[&of_layer(Computation::Forward)];
         let products =
             forward.kernels.iter().filter(|kernel| matches!(kernel.kind, KernelKind::Product { .. }));
@@ -125,29 +195,24 @@ impl Pricing<'_> {
         self.sharing.map_or(1.0, |sharing| sharing.slowdown)
     }
 
-    /// A transfer of which the ranks copy data for `copying` seconds. They share cores for that, but not for the rest, which is
-    /// time on emulated links and ends with `latency`.
-    fn beside_copies(&self, (level, seconds): (Level, f64), copying: f64, latency: f64) -> TransferCost {
+    /// The cost of a transfer beside the kernels of an op. Its ranks share cores while they copy data, but not for the rest, which
+    /// is time on emulated links.
+    fn beside_kernels(&self, LinkTime { level, seconds, copying, latency }: LinkTime) -> TransferCost {
         let rest = seconds - copying;
         let latency = latency.min(rest);
         let time = copying * self.slowdown() + rest - latency;
         TransferCost { level, time: picoseconds(time), latency: picoseconds(latency) }
     }
 
-    pub(super) fn sum(&self, group: Group) -> TransferCost {
-        let (all, bytes) = (Collective::AllReduce, 12.0);
-        let copying = self.links.copying(group, all, bytes).1;
-        let latency = self.links.emulated_latency(group, all, bytes);
-        self.beside_copies(self.links.collective(group, all, bytes), copying, latency)
+    /// A sum of a few numbers over a group.
+    fn sum(&self, group: Group) -> TransferCost {
+        self.beside_kernels(self.links.collective(group, Collective::AllReduce, 12.0))
     }
 
-    pub(super) fn messages(&self, bytes: f64) -> Messages {
+    /// Messages of these bytes from each stage to the next one and to the one before.
+    fn messages(&self, bytes: f64) -> Messages {
         let scattered = scatters_messages(self.plan);
-        let message = |stage: usize, to: usize| {
-            let copying = self.links.copying_message(stage, to, bytes, scattered).1;
-            let latency = self.links.emulated_latency_of_message(stage, to, bytes, scattered);
-            self.beside_copies(self.links.message(stage, to, bytes, scattered), copying, latency)
-        };
+        let message = |stage, to| self.beside_kernels(self.links.message(stage, to, bytes, scattered));
         let pp = self.plan.mesh.pp();
         (0..pp)
             .map(|stage| [message(stage, (stage + 1) % pp), message(stage, (stage + pp - 1) % pp)])
@@ -155,8 +220,16 @@ impl Pricing<'_> {
     }
 }
 
+impl TransferCost {
+    /// Of a transfer over links.
+    fn over(LinkTime { level, seconds, latency, .. }: LinkTime) -> Self {
+        let latency = latency.min(seconds);
+        TransferCost { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) }
+    }
+}
+
 /// A computation of any layer.
-pub(super) fn of_layer(computation: Computation) -> OpKind {
+fn of_layer(computation: Computation) -> OpKind {
     computation.on(Block::Layer(0), 0).kind()
 }
 
@@ -166,7 +239,7 @@ pub(crate) fn scatters_messages(plan: &Plan) -> bool {
 }
 
 /// Adds products of the forward that the backward of a layer runs again.
-pub(super) fn repeat_products(ops: &mut HashMap<OpKind, OpCost>, again: Time) {
+fn repeat_products(ops: &mut HashMap<OpKind, OpCost>, again: Time) {
     for part in [BackwardPart::Both, BackwardPart::Input] {
         if let Some(cost) = ops.get_mut(&of_layer(Computation::Backward(part))) {
             cost.compute = cost.compute.saturating_add(again);
@@ -175,7 +248,7 @@ pub(super) fn repeat_products(ops: &mut HashMap<OpKind, OpCost>, again: Time) {
 }
 
 /// Seconds of the host for each collective of tp.
-pub(super) fn host_collective(plan: &Plan) -> f64 {
+fn host_collective(plan: &Plan) -> f64 {
     let staged = plan.mesh.pp() > 1 && plan.cluster.topology.per_node.is_some_and(|n| plan.mesh.ranks() > n);
     let FrameworkSpec { host_collective, host_staged, .. } = plan.framework;
     plan.mesh.tp() as f64 * if staged { host_staged } else { host_collective }
@@ -204,54 +277,56 @@ impl TransferPurpose {
     }
 }
 
-/// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
-fn collective(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<TransferCost> {
-    if let Some(bytes) = shift_bytes(entry) {
-        let (level, seconds) = links.shift(entry.group, bytes);
-        let latency = links.emulated_latency_of_shift(entry.group, bytes);
-        return Some(TransferCost {
-            level,
-            time: picoseconds(seconds - latency),
-            latency: picoseconds(latency),
-        });
-    }
-    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
-    let (level, seconds) = match purpose {
-        TransferPurpose::Gradients => links.reduction(entry.group, collective, bytes),
-        TransferPurpose::Weights => links.gather(entry.group, collective, bytes),
-        TransferPurpose::Other => links.collective(entry.group, collective, bytes),
+/// The time of a transfer inside an op, or that an op starts; `None` for messages between stages. Sums of gradients may be made
+/// whole, so that every rank gets more than its shard, and in fp32.
+fn link_time(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<LinkTime> {
+    let (group, width) = (entry.group, entry.dtype.bytes());
+    let collective = match entry.transfer {
+        PaperTransfer::Collective(collective) => collective,
+        // Keys, or their gradients, that pass around the ranks of cp.
+        PaperTransfer::Send { .. } if group == Group::CONTEXT => {
+            return Some(links.shift(group, (entry.len * width) as f64));
+        }
+        PaperTransfer::Send { .. } | PaperTransfer::Receive { .. } => return None,
     };
-    let latency = links.emulated_latency(entry.group, collective, bytes).min(seconds);
-    Some(TransferCost { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) })
-}
-
-/// Seconds of a collective without emulated links.
-fn copying(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<f64> {
-    if let Some(bytes) = shift_bytes(entry) {
-        return Some(links.copying_shift(entry.group, bytes).1);
-    }
-    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
-    Some(links.copying(entry.group, collective, bytes).1)
-}
-
-/// Bytes of a message inside a block: keys, or their gradients, that pass around the ranks of cp.
-fn shift_bytes(entry: Entry) -> Option<f64> {
-    let inside = entry.group == Group::CONTEXT && matches!(entry.transfer, PaperTransfer::Send { .. });
-    inside.then(|| (entry.len * entry.dtype.bytes()) as f64)
-}
-
-fn collective_bytes(entry: Entry, links: &Links, purpose: TransferPurpose) -> Option<(Collective, f64)> {
-    let PaperTransfer::Collective(collective) = entry.transfer else { return None };
-    let whole = purpose == TransferPurpose::Gradients && collective.sums() && links.whole_sums();
-    let collective = if whole { Collective::AllReduce } else { collective };
-    let wide = purpose == TransferPurpose::Gradients && links.fp32_sums();
-    let width = if wide { entry.dtype.bytes().max(4) } else { entry.dtype.bytes() };
-    Some((collective, (entry.len * width) as f64))
+    let bytes = |width: usize| (entry.len * width) as f64;
+    Some(match purpose {
+        TransferPurpose::Gradients => {
+            let whole = collective.sums() && links.whole_sums;
+            let collective = if whole { Collective::AllReduce } else { collective };
+            links.reduction(group, collective, bytes(if links.fp32_sums { width.max(4) } else { width }))
+        }
+        TransferPurpose::Weights => links.gather(group, collective, bytes(width)),
+        TransferPurpose::Other => links.collective(group, collective, bytes(width)),
+    })
 }
 
 /// Bytes of a message between stages, as the first stage sends it.
-pub(super) fn message_bytes(first: &Trace) -> f64 {
+fn message_bytes(first: &Trace) -> f64 {
     let sends = first.iter().filter(|(kind, _)| matches!(kind.op(), Op::Start(Transfer::Send(_))));
     let entries = sends.flat_map(|(_, traced)| &traced.transfers);
     entries.map(|entry| (entry.len * entry.dtype.bytes()) as f64).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+    use crate::StepTimer;
+
+    #[test]
+    fn a_whole_sum_takes_up_to_twice_a_shard_of_it() {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"h100\"\n\
+                    [parallel]\ndp = 16\n[batch]\nglobal = 16\nmicro = 1\n[sharding]\nzero = 1";
+        let sum = |whole: bool| {
+            let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
+            let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
+            let phase = Phase::plain(Group::DATA, PhaseKind::Scatter);
+            let op = Op::Start(Transfer::Reduce { unit: Unit::Layer(0), phase });
+            StepTimer::new(&device).costs(&plan).of(0, op).started.expect("it starts a transfer").time
+        };
+        let (whole, shard) = (sum(true), sum(false));
+        assert!(whole > shard && whole <= 2 * shard, "{whole} {shard}");
+    }
 }

@@ -3,12 +3,12 @@
 use std::mem::Discriminant;
 
 use kintsugi_plan::{
-    Axis, Block, Computation, Group, Message, MessageKind, Op, OpKind, Plan, ScheduleKind, Sharding, StepOp,
-    Transfer, Unit, When,
+    Axis, Block, Computation, Group, Message, MessageKind, Op, OpKind, Plan, Sharding, StepOp, Transfer,
+    Unit, When,
 };
 use rustc_hash::FxHashMap;
 
-use super::{Node, Rendezvous, Step};
+use super::period::Periods;
 
 /// How much of a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,55 @@ pub(crate) enum Rows {
     Merged,
     /// Every op has its own node, so that its span can be recorded.
     Single,
+}
+
+/// A timed operation of one stage. An op is one or more nodes: a block may start and await transfers between its
+/// kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// Runs the ops of a row back to back.
+    Run(u16),
+    /// Runs an op whose cost depends on everything that the stage holds.
+    RunStep(StepOp),
+    /// Starts a stage's own transfer. Its end is stored in a slot.
+    Start { cost: u16, slot: u32 },
+    /// Waits for that transfer.
+    Wait { cost: u16, slot: u32 },
+    /// Starts sending a message.
+    Send { rendezvous: Rendezvous, first: bool },
+    /// This side is ready: to receive a message, or for a transfer between stages.
+    Join { rendezvous: Rendezvous, first: bool },
+    /// Waits until all sides are ready and the data has arrived.
+    Arrive { rendezvous: Rendezvous, last: bool },
+}
+
+/// A point at which several stages meet: a message between two, the sum of a tied table, a sum over all stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rendezvous {
+    /// The activations into chunk `c` have channel `c`. The gradients and the joint operations of a step follow.
+    pub channel: u16,
+    /// Distinguishes the messages of a channel.
+    pub micro: u32,
+}
+
+/// A node, and the op of the stage's program to which it belongs. A row of several ops has the number of its first op.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub node: Node,
+    pub op: u32,
+}
+
+impl Node {
+    /// The same node for a micro-batch that comes `by` later.
+    pub fn later(self, by: u32) -> Node {
+        let shift = |at: Rendezvous| Rendezvous { micro: at.micro + by, ..at };
+        match self {
+            Node::Send { rendezvous, first } => Node::Send { rendezvous: shift(rendezvous), first },
+            Node::Join { rendezvous, first } => Node::Join { rendezvous: shift(rendezvous), first },
+            Node::Arrive { rendezvous, last } => Node::Arrive { rendezvous: shift(rendezvous), last },
+            Node::Run(_) | Node::RunStep(_) | Node::Start { .. } | Node::Wait { .. } => self,
+        }
+    }
 }
 
 /// The nodes of every stage.
@@ -232,7 +281,11 @@ impl Compiler {
         match (transfer.message(), transfer.group()) {
             (Some(message), _) => Some(self.message(message)),
             (None, Some(Group::Tied)) => Some(self.once_a_step(TIED)),
-            (None, Some(Group::Along(Axis::Pipeline, _))) => Some(self.once_a_step(SUM)),
+            (None, Some(Group::Along(Axis::Pipeline, _))) => {
+                let is_norm = matches!(transfer, Transfer::Norm { .. });
+                assert!(is_norm, "{transfer} needs a channel of its own");
+                Some(self.once_a_step(SUM))
+            }
             (None, Some(Group::Along(..)) | None) => None,
         }
     }
@@ -251,61 +304,5 @@ impl Compiler {
 
     fn once_a_step(&self, what: usize) -> Rendezvous {
         Rendezvous { channel: (2 * self.chunks + what) as u16, micro: 0 }
-    }
-}
-
-/// Finds the starts of the periods of a stage's schedule: the message that the first pass of a period waits for, or
-/// that pass.
-struct Periods {
-    first: Option<Block>,
-    last: Option<Block>,
-    period: usize,
-    by_forward: bool,
-    by_backward: bool,
-    forward: Option<usize>,
-    backward: Option<usize>,
-}
-
-impl Periods {
-    fn new(plan: &Plan, stage: usize) -> Self {
-        let (blocks, schedule) = (plan.stage_blocks(stage), plan.pipeline.schedule);
-        Periods {
-            first: blocks.first().copied(),
-            last: blocks.last().copied(),
-            period: plan.period(),
-            by_forward: schedule != ScheduleKind::Interleaved,
-            by_backward: matches!(schedule, ScheduleKind::GPipe | ScheduleKind::Interleaved),
-            forward: None,
-            backward: None,
-        }
-    }
-
-    fn begins_forward(&mut self, op: Op) -> bool {
-        let (Op::Wait(Transfer::Receive(Message { kind: MessageKind::Activation, block, micro, .. }))
-        | Op::Compute { kind: Computation::Forward, block, micro }) = op
-        else {
-            return false;
-        };
-        let begins = self.by_forward && Some(block) == self.first && self.forward != Some(micro);
-        if begins {
-            self.forward = Some(micro);
-        }
-        begins
-    }
-
-    fn begins_backward(&mut self, op: Op) -> bool {
-        let (Op::Wait(Transfer::Receive(Message { kind: MessageKind::Gradient, block, micro, .. }))
-        | Op::Compute { kind: Computation::Recompute | Computation::Backward(_), block, micro }) = op
-        else {
-            return false;
-        };
-        let begins = self.by_backward
-            && Some(block) == self.last
-            && self.backward != Some(micro)
-            && micro % self.period == 1 % self.period;
-        if begins {
-            self.backward = Some(micro);
-        }
-        begins
     }
 }

@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 
 use kintsugi_spec::ByLevel;
 
+use super::compile::{Node, Rendezvous, Step};
 use super::order::{Graph, Section};
 use super::prices::{Prices, RowCost};
-use super::{Node, Rendezvous, Step};
 use crate::cost::{Costs, OpCost, Segment, Time, TransferCost};
 
 /// The total time of all stages by activity, in picoseconds, and the end of the last stage.

@@ -7,9 +7,8 @@ use std::ops::Range;
 
 use kintsugi_plan::{OpKind, Plan};
 
-use super::compile::{Extent, GraphNodes, Rows, compile};
+use super::compile::{Extent, GraphNodes, Node, Rendezvous, Rows, Step, compile};
 use super::period::repeated;
-use super::{Node, Rendezvous, Step};
 
 /// The nodes of a step, or of a short step that represents longer ones.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use kintsugi_plan::{Axis, MessageKind, Op, StepOp};
 
-use super::Node;
+use super::compile::Node;
 use super::evaluate::Moment;
 use super::order::{Graph, Section};
 use crate::cost::{Costs, OpCost, OpOrder, Segment, Time, TransferCost};

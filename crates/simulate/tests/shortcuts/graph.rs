@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Group, Op, Plan, Program, Transfer};
-use kintsugi_simulate::cost::{CostCache, DeviceModel};
+use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{CompiledStep, StepKey, StepTimer, Timeline};
 use kintsugi_spec::Level;
 use proptest::collection::vec;
@@ -16,7 +16,7 @@ use crate::layouts::{bases, plan, strategies};
 
 /// Seconds of a step: of kernels, of transfers in blocks, and of waiting, for other stages and by level.
 fn full(plan: &Plan, device: &DeviceModel) -> Vec<f64> {
-    let costs = CostCache::new(device).of(plan);
+    let costs = StepTimer::new(device).costs(plan);
     let programs: Vec<Program> = (0..plan.mesh.pp()).map(|stage| plan.program(stage)).collect();
     let accounts = simulate(&programs, &costs);
     let end = accounts.iter().map(|account| account.end).max().unwrap_or(0);
@@ -109,7 +109,7 @@ fn every_kind_of_op_adds_what_it_costs() {
         let plan = ConfigSource::demo().sets(mesh).sets(layout).plan().expect("a legal layout");
         let device =
             DeviceModel::new(&plan.cluster.device, &plan.framework).expect("Frontier's speed is known");
-        let costs = CostCache::new(&device).of(&plan);
+        let costs = StepTimer::new(&device).costs(&plan);
         let (mut compute, mut links) = (0, 0);
         for stage in 0..plan.mesh.pp() {
             for op in plan.program(stage).ops {
