@@ -10,8 +10,8 @@ use kintsugi_plan::config::Strategy;
 use kintsugi_plan::{Axis, Mesh, Plan};
 use kintsugi_simulate::cost::{DeviceModel, StepBound};
 use kintsugi_simulate::{
-    CompiledStep, Consumption, PeakMemory, StepKey, StepTimer, link_scenarios, pessimistic,
-    uses_links_between_nodes,
+    CompiledStep, Consumption, Coverage, PeakMemory, StepKey, StepTimer, link_scenarios, pessimistic,
+    predict, uses_links_between_nodes,
 };
 use rayon::prelude::*;
 
@@ -54,8 +54,8 @@ pub(crate) struct Explorer<'a> {
     every: bool,
     /// The regions that were reported as done.
     reported: usize,
-    /// Strategies that do not fit by their full prediction.
-    pub(crate) refused: HashSet<Strategy>,
+    /// What the fullest rank takes from its device by a full prediction. `None` if the strategy does not fit by that.
+    reserved: HashMap<Strategy, Option<u64>>,
 }
 
 /// The number of a region, and of a sharding in it.
@@ -120,7 +120,7 @@ impl<'a> Explorer<'a> {
             settled: HashSet::new(),
             reported: 0,
             every: settings.every && count <= MAX_EVERY,
-            refused: HashSet::new(),
+            reserved: HashMap::new(),
         }
     }
 
@@ -140,7 +140,28 @@ impl<'a> Explorer<'a> {
 
     /// Every timed candidate that is admitted, and is not known to be refused.
     pub(crate) fn candidates(&self, admits: Admits) -> impl Iterator<Item = &Candidate> {
-        self.timed.iter().filter(move |one| admits(&one.strategy) && !self.refused.contains(&one.strategy))
+        self.timed.iter().filter(move |one| admits(&one.strategy) && !self.refuses(&one.strategy))
+    }
+
+    /// The candidate with its full prediction, if it fits by that. Each strategy is predicted once.
+    pub(crate) fn verified(&mut self, candidate: &Candidate) -> Option<Candidate> {
+        let settings = self.settings;
+        let reserved = *self.reserved.entry(candidate.strategy).or_insert_with_key(|strategy| {
+            let plan = settings.base.with_strategy(strategy).expect("strategies are allowed");
+            let prediction = predict(&plan, settings.device, Coverage::quick(&plan)).under_framework(&plan);
+            let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
+            reserved.filter(|_| (settings.fits)(&plan, &prediction))
+        });
+        reserved.map(|reserved| Candidate { reserved: Some(reserved), ..candidate.clone() })
+    }
+
+    /// How many strategies do not fit by their full prediction.
+    pub(crate) fn refused(&self) -> usize {
+        self.reserved.values().filter(|reserved| reserved.is_none()).count()
+    }
+
+    fn refuses(&self, strategy: &Strategy) -> bool {
+        self.reserved.get(strategy).is_some_and(Option::is_none)
     }
 
     /// Times every admitted strategy that the goal may need.
@@ -307,7 +328,7 @@ impl<'a> Explorer<'a> {
             let limit = self.limits(admits, goal).pessimistic;
             let is_open = |one: &Candidate| {
                 let within = one.pessimistic.is_none() && one.least_pessimistic <= limit;
-                within && admits(&one.strategy) && !self.refused.contains(&one.strategy)
+                within && admits(&one.strategy) && !self.refuses(&one.strategy)
             };
             let mut open: Vec<usize> = (0..self.timed.len()).filter(|&i| is_open(&self.timed[i])).collect();
             if open.is_empty() || self.settings.by == By::Pareto {

@@ -6,10 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod explore;
-mod links;
-mod mechanisms;
 mod only;
-mod order;
 mod pick;
 mod reason;
 mod search;
@@ -18,14 +15,12 @@ mod support;
 mod table;
 pub mod trials;
 
-pub use mechanisms::{Mechanism, complexity};
 pub use only::{Only, OnlyError, values};
-pub use order::{By, order};
-pub use pick::{FREE_SHARE, Gain, Pick};
+pub use pick::{FREE_SHARE, Gain, Mechanism, Pick, complexity};
 pub use reason::reason;
 pub use search::{
-    Candidate, Counts, Limit, SearchError, SearchPhase, SearchProgress, SearchResult, Settings, search,
-    strategies_that_fit, timings,
+    By, Candidate, Counts, Limit, SearchError, SearchPhase, SearchProgress, SearchResult, Settings, search,
+    strategies_that_fit,
 };
 pub use space::strategies;
 pub use support::SupportedValues;

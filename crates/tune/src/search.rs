@@ -1,24 +1,21 @@
 //! The search: bound every strategy, time those that may be among the best and fit, and predict the best in full.
 
-use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-use kintsugi_plan::Plan;
 use kintsugi_plan::config::Strategy;
+use kintsugi_plan::{Plan, Quantized};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{
-    CompiledStep, Consumption, Coverage, LinkTimes, PeakMemory, Prediction, StepKey, StepTimer, Timing,
-    predict,
+    Consumption, LinkTimes, PeakMemory, Prediction, StepTimer, Timing, link_scenarios,
+    uses_links_between_nodes,
 };
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
 use crate::explore::{Explorer, Goal};
-use crate::links::time_over_links;
-use crate::mechanisms::is_lossless;
 use crate::pick::{Pick, gains, has_room, pick};
 use crate::space::left_out;
-use crate::{By, Only, SupportedValues, order};
+use crate::{Only, SupportedValues};
 
 /// The input of a search.
 pub struct Settings<'a> {
@@ -44,6 +41,17 @@ pub struct Settings<'a> {
     pub fits: &'a (dyn Fn(&Plan, &Prediction) -> bool + Sync),
 }
 
+/// The criterion of the ranking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The shortest step.
+    Time,
+    /// The fewest joules.
+    Energy,
+    /// The Pareto front of time and energy, the fastest first.
+    Pareto,
+}
+
 impl Settings<'_> {
     /// Whether the configuration or a restriction has codes. Codes change the numbers of a training.
     pub(crate) fn codes_are_asked_for(&self) -> bool {
@@ -52,7 +60,7 @@ impl Settings<'_> {
 
     /// Whether a strategy may be among the best.
     pub(crate) fn admits(&self, strategy: &Strategy) -> bool {
-        is_lossless(strategy) || self.codes_are_asked_for()
+        strategy.sharding.quantized == Quantized::NONE || self.codes_are_asked_for()
     }
 }
 
@@ -151,32 +159,75 @@ pub fn search(settings: &Settings, progress: SearchProgress) -> Result<SearchRes
     let mut enumeration_s = 0.0;
     let mut explorer = measured(&mut enumeration_s, || Explorer::new(settings, &model, progress));
     let start = Instant::now();
-    let mut verifier = Verifier::new(settings);
     let (mut best, pick, counts) = loop {
         explorer.explore(&admits, Goal::Best);
-        let ordered = order(explorer.candidates(&admits).cloned().collect(), settings.by);
-        let best = first(settings, &ordered, &mut verifier);
-        let pick = if settings.by == By::Pareto { None } else { pick(settings, &explorer, &mut verifier) };
+        let refused = explorer.refused();
+        let best = first(settings, &mut explorer);
+        let pick = if settings.by == By::Pareto { None } else { pick(settings, &mut explorer) };
         // Where something was refused, other strategies may be among the best.
-        let known = explorer.refused.len();
-        explorer.refused.extend(verifier.refused());
-        if explorer.refused.len() == known {
-            break (best, pick, Counts { refused: known, ..explorer.counts(&admits) });
+        if explorer.refused() == refused {
+            break (best, pick, Counts { refused, ..explorer.counts(&admits) });
         }
     };
-    let timed = order(explorer.timed().to_vec(), settings.by);
+    let timed = in_order(explorer.timed().to_vec(), settings.by);
     let pick = pick.map(|candidate| {
         best.retain(|other| other.strategy != candidate.strategy);
         best.insert(0, candidate.clone());
-        let gains = gains(settings, &mut explorer, &mut verifier, &candidate);
+        let gains = gains(settings, &mut explorer, &candidate);
         Pick { has_room: has_room(settings, &candidate), candidate, gains }
     });
     time_over_links(settings, &model, &mut best);
-    let fastest = order(best.clone(), settings.by).into_iter().next();
+    let fastest = in_order(best.clone(), settings.by).into_iter().next();
     best.truncate(settings.top);
     let timing_s = start.elapsed().as_secs_f64();
     let counts = Counts { enumeration_s, timing_s, ..counts };
     Ok(SearchResult { best, pick, fastest, timed, counts, left_out: left_out(settings) })
+}
+
+/// The first candidates that fit by their full prediction. On a Pareto front, each needs fewer joules than the one before.
+fn first(settings: &Settings, explorer: &mut Explorer) -> Vec<Candidate> {
+    let admits = |strategy: &Strategy| settings.admits(strategy);
+    let mut best: Vec<Candidate> = Vec::new();
+    for candidate in in_order(explorer.candidates(&admits).cloned().collect(), settings.by) {
+        if best.len() == settings.top {
+            break;
+        }
+        let beaten = best.last().is_some_and(|faster| candidate.joules() >= faster.joules());
+        if settings.by != By::Pareto || !beaten {
+            best.extend(explorer.verified(&candidate));
+        }
+    }
+    best
+}
+
+/// Sorts candidates: best first, or the fastest first of a Pareto front. Memory breaks ties.
+fn in_order(mut candidates: Vec<Candidate>, by: By) -> Vec<Candidate> {
+    let joules = Candidate::joules;
+    let seconds = |candidate: &Candidate| candidate.timing.step_s;
+    let keys = |candidate: &Candidate| match by {
+        By::Time | By::Pareto => [seconds(candidate), joules(candidate)],
+        By::Energy => [joules(candidate), seconds(candidate)],
+    };
+    candidates.sort_by(|a, b| {
+        let ([a1, a2], [b1, b2]) = (keys(a), keys(b));
+        a1.total_cmp(&b1).then(a2.total_cmp(&b2)).then(a.peak.cmp(&b.peak))
+    });
+    candidates
+}
+
+/// Times candidates over the range of links between nodes, if they run on several.
+fn time_over_links(settings: &Settings, model: &DeviceModel, candidates: &mut [Candidate]) {
+    let plan = |base: &Plan, candidate: &Candidate| {
+        base.with_strategy(&candidate.strategy).expect("strategies are allowed")
+    };
+    if !candidates.first().is_some_and(|first| uses_links_between_nodes(&plan(settings.base, first))) {
+        return;
+    }
+    let scenarios = link_scenarios(settings.base).map(|base| (base, StepTimer::new(model)));
+    candidates.par_iter_mut().for_each(|candidate| {
+        let seconds = scenarios.each_ref().map(|(base, timer)| timer.time(&plan(base, candidate)).step_s);
+        candidate.links = Some(LinkTimes::new(seconds));
+    });
 }
 
 /// The strategies whose peak memory is within the limit, each with its peak. The peak is never above what a full
@@ -186,10 +237,9 @@ pub fn strategies_that_fit(
     device: Device,
     all: &[Strategy],
     limit: Option<Limit>,
-    done: &(dyn Fn(usize) + Sync),
 ) -> Vec<(Strategy, u64)> {
     let peaks = PeakMemory::new(device);
-    let one = |strategy: &Strategy| {
+    let peak = |strategy: &Strategy| {
         let plan = base.with_strategy(strategy).expect("strategies are allowed");
         let limit = limit.map_or(u64::MAX, |limit| limit.per_rank(&plan));
         if peaks.resident(&plan) > limit {
@@ -197,89 +247,7 @@ pub fn strategies_that_fit(
         }
         Some((*strategy, peaks.of(&plan))).filter(|&(_, peak)| peak <= limit)
     };
-    let chunks = all.par_chunks(CHUNK).flat_map_iter(|chunk| {
-        done(chunk.len());
-        chunk.iter().filter_map(one).collect::<Vec<_>>()
-    });
-    chunks.collect()
-}
-
-/// Strategies of one task of the thread pool.
-const CHUNK: usize = 64;
-
-/// How long a step takes under each strategy, in order. Strategies that run the same programs share one compiled step.
-pub fn timings(
-    base: &Plan,
-    model: &DeviceModel,
-    strategies: &[Strategy],
-    done: &(dyn Fn(usize) + Sync),
-) -> Vec<Timing> {
-    let plan = |i: usize| base.with_strategy(&strategies[i]).expect("strategies are allowed");
-    let keys: Vec<StepKey> = (0..strategies.len()).into_par_iter().map(|i| StepKey::of(&plan(i))).collect();
-    let mut groups: HashMap<StepKey, Vec<usize>> = HashMap::new();
-    for (i, key) in keys.into_iter().enumerate() {
-        groups.entry(key).or_default().push(i);
-    }
-    let timer = StepTimer::new(model);
-    let groups: Vec<Vec<usize>> = groups.into_values().collect();
-    let timed = groups.par_iter().with_max_len(1).flat_map_iter(|group| {
-        let step = CompiledStep::new(&plan(group[0]));
-        let times = group.iter().map(|&i| (i, timer.time_compiled(&plan(i), &step)));
-        let times: Vec<(usize, Timing)> = times.collect();
-        done(group.len());
-        times
-    });
-    let mut timed: Vec<(usize, Timing)> = timed.collect();
-    timed.sort_by_key(|&(i, _)| i);
-    timed.into_iter().map(|(_, timing)| timing).collect()
-}
-
-/// The first candidates that fit by their full prediction. On a Pareto front, each needs fewer joules than the one before.
-fn first(settings: &Settings, ordered: &[Candidate], verifier: &mut Verifier) -> Vec<Candidate> {
-    let mut best: Vec<Candidate> = Vec::new();
-    for candidate in ordered {
-        if best.len() == settings.top {
-            break;
-        }
-        let beaten = best.last().is_some_and(|faster| candidate.joules() >= faster.joules());
-        if settings.by != By::Pareto || !beaten {
-            best.extend(verifier.verified(candidate));
-        }
-    }
-    best
-}
-
-/// Decides by full predictions which candidates fit. Each is predicted once.
-pub(crate) struct Verifier<'a> {
-    settings: &'a Settings<'a>,
-    /// What each takes from its device, if it fits.
-    known: HashMap<Strategy, Option<u64>>,
-}
-
-impl<'a> Verifier<'a> {
-    fn new(settings: &'a Settings<'a>) -> Self {
-        Verifier { settings, known: HashMap::new() }
-    }
-
-    /// The candidate with its full prediction, if it fits by that.
-    pub(crate) fn verified(&mut self, candidate: &Candidate) -> Option<Candidate> {
-        let known = self.known.entry(candidate.strategy);
-        let reserved = *known.or_insert_with(|| reserved(self.settings, &candidate.strategy));
-        reserved.map(|reserved| Candidate { reserved: Some(reserved), ..candidate.clone() })
-    }
-
-    fn refused(&self) -> HashSet<Strategy> {
-        let refused = self.known.iter().filter(|(_, reserved)| reserved.is_none());
-        refused.map(|(&strategy, _)| strategy).collect()
-    }
-}
-
-/// What the fullest rank takes from its device by the full prediction, if that fits.
-fn reserved(settings: &Settings, strategy: &Strategy) -> Option<u64> {
-    let plan = settings.base.with_strategy(strategy).expect("strategies are allowed");
-    let prediction = predict(&plan, settings.device, Coverage::quick(&plan)).under_framework(&plan);
-    let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
-    reserved.filter(|_| (settings.fits)(&plan, &prediction))
+    all.par_iter().filter_map(peak).collect()
 }
 
 impl Candidate {

@@ -197,7 +197,7 @@ fn found_both_ways(config: &str, by: By, share: f64) -> [SearchResult; 2] {
     let (base, ranks) = ConfigSource::text(config).search_base().expect("a valid configuration");
     let all = strategies(&base, ranks, &[], &[], usize::MAX);
     let mut peaks: Vec<u64> =
-        strategies_that_fit(&base, DEVICE, &all, None, &|_| {}).into_iter().map(|(_, peak)| peak).collect();
+        strategies_that_fit(&base, DEVICE, &all, None).into_iter().map(|(_, peak)| peak).collect();
     peaks.sort_unstable();
     let memory = peaks[(share * (peaks.len() - 1) as f64) as usize];
     let fits = |_: &Plan, prediction: &Prediction| reserved(prediction) <= memory;

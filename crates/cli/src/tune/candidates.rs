@@ -255,7 +255,7 @@ fn strategies_of(base: &Plan, ranks: usize, only: &[Only]) -> Result<FoundStrate
     let device = planned_device(base, ranks);
     if DeviceModel::new(&base.cluster.device, &base.framework).is_none() {
         let all = strategies(base, ranks, only, &supported, MAX_UNTIMED);
-        let all = strategies_that_fit(base, device, &all, limit(base), &|_| {});
+        let all = strategies_that_fit(base, device, &all, limit(base));
         let untimed = |(strategy, peak): (Strategy, u64)| Found {
             strategy,
             figures: StepFigures { reserved_bytes: Some(peak), ..StepFigures::default() },
