@@ -7,6 +7,7 @@ mod report;
 mod rows;
 mod search;
 mod speed;
+mod strategies;
 mod validation;
 
 use std::io::IsTerminal;
@@ -30,7 +31,10 @@ use crate::table::terminal_width;
 use crate::train::write_trace;
 use answer::Answer;
 use rows::PlotFigure;
-pub use search::{answer_json as search_answer, begin_phase, fastest, limit, search_page, supported};
+pub use search::{
+    answer_json as search_answer, begin_phase, fastest, limit, search_page, settings as search_settings,
+    supported,
+};
 use speed::Speed;
 
 /// Predicts a training step: memory, traffic, time and energy.

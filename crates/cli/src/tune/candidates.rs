@@ -9,16 +9,15 @@ use kintsugi_plan::config::{ConfigSource, Strategy};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_tune::trials::{Journal, Record, StepFigures, TrialCandidate, Values};
 use kintsugi_tune::{
-    By, Candidate, Limit, Only, OnlyError, Settings, search, strategies, strategies_that_fit, values,
+    Candidate, Limit, Only, OnlyError, Settings, search, strategies, strategies_that_fit, values,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::ConfigArguments;
 use crate::describe;
 use crate::failure::Failure;
-use crate::fit;
 use crate::host::planned_device;
-use crate::plan::{begin_phase, limit, supported};
+use crate::plan::{begin_phase, limit, search_settings, supported};
 use crate::progress::Progress;
 
 /// Values of settings that a strategy does not decide, and the configuration with them.
@@ -252,10 +251,9 @@ struct FoundStrategies {
 
 fn strategies_of(base: &Plan, ranks: usize, only: &[Only]) -> Result<FoundStrategies, Failure> {
     let supported = supported(base)?;
-    let device = planned_device(base, ranks);
     if DeviceModel::new(&base.cluster.device, &base.framework).is_none() {
         let all = strategies(base, ranks, only, &supported, MAX_UNTIMED);
-        let all = strategies_that_fit(base, device, &all, limit(base));
+        let all = strategies_that_fit(base, planned_device(base, ranks), &all, limit(base));
         let untimed = |(strategy, peak): (Strategy, u64)| Found {
             strategy,
             figures: StepFigures { reserved_bytes: Some(peak), ..StepFigures::default() },
@@ -263,18 +261,7 @@ fn strategies_of(base: &Plan, ranks: usize, only: &[Only]) -> Result<FoundStrate
         return Ok(FoundStrategies { all: all.into_iter().map(untimed).collect(), pick: None });
     }
     let progress = Progress::new("enumerating", 0);
-    let settings = Settings {
-        base,
-        ranks,
-        only,
-        supported: &supported,
-        by: By::Time,
-        top: 1,
-        every: true,
-        limit: limit(base),
-        device,
-        fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
-    };
+    let settings = Settings { only, every: true, ..search_settings(base, ranks, &supported) };
     let found = search(&settings, &|phase, done, _| {
         begin_phase(&progress, phase);
         progress.add(done as u64);
