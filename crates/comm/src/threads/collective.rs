@@ -26,8 +26,8 @@ use std::{fmt, mem};
 
 use kintsugi_tensor::{AddressSpace, DType};
 
+use super::group::{Member, Next, move_within};
 use super::group_state::Transfers;
-use super::member::{Member, Next, move_within};
 use super::shared_gpu::SharedGpu;
 use crate::activity::Activity;
 use crate::region::Region;

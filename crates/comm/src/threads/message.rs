@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
+use super::group::{Member, Next};
 use super::group_state::Transfers;
-use super::member::{Member, Next};
 use super::shared_gpu::SharedGpu;
 use crate::activity::Activity;
 use crate::region::Region;

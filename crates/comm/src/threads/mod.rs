@@ -15,7 +15,6 @@
 mod collective;
 mod group;
 mod group_state;
-mod member;
 mod message;
 mod progress;
 #[allow(unsafe_code, reason = "ranks use each other's memory on a GPU")]
@@ -37,9 +36,9 @@ use crate::emulated::LinkClocks;
 use crate::traffic::TrafficCounter;
 use crate::waits::{ChainEnd, RankState, Wait, follow};
 use crate::{Communicator, Operation, RankFailure, Traffic, World};
+use group::Member;
 pub use group::ThreadsGroup;
 use group_state::GroupState;
-use member::Member;
 use progress::{Inbox, ProgressThreads};
 
 /// What identifies a group.

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use super::group::Member;
 use super::group_state::GroupState;
-use super::member::Member;
 use super::{WorldState, lock};
 use crate::RankFailure;
 
