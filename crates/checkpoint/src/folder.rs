@@ -1,15 +1,14 @@
-//! The folder of a run's checkpoints. Each checkpoint is a folder in it, named after its step.
+//! The folder of a run's checkpoints: their names, the temporary folders of those that are written, and which old ones are removed.
+//! Each checkpoint is a folder in it, named after its step.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kintsugi_plan::DeviceKind;
 use kintsugi_spec::output::{parent, publish_folder, sync_folder};
 
-use crate::best::BEST;
-use crate::manifest::MANIFEST;
-use crate::{Checkpoint, CheckpointError, Manifest, RunLock};
+use crate::find::best_first;
+use crate::{Checkpoint, CheckpointError, Manifest, RunLock, RunProgress};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
 #[derive(Clone, Debug)]
@@ -31,7 +30,7 @@ impl CheckpointFolder {
     }
 
     /// The checkpoints in the folder of a run, or in a folder of checkpoints.
-    fn inside(path: &Path) -> Self {
+    pub(crate) fn inside(path: &Path) -> Self {
         let run = CheckpointFolder::of_run(path);
         if run.path.is_dir() { run } else { CheckpointFolder { path: path.to_owned() } }
     }
@@ -63,43 +62,6 @@ impl CheckpointFolder {
         }
         found.sort_by(|a: &(u64, PathBuf), b| b.cmp(a));
         Ok(found)
-    }
-
-    /// The newest valid checkpoint. Calls `broken` for every newer one that is invalid. Fails if there are checkpoints but none
-    /// is valid.
-    pub fn newest(
-        &self,
-        broken: impl FnMut(&CheckpointError),
-    ) -> Result<Option<Checkpoint>, CheckpointError> {
-        self.first_valid(self.list()?.into_iter().map(|(_, path)| path), broken)
-    }
-
-    /// The newest valid checkpoint of the first `step` steps, if there is one.
-    pub fn newest_up_to(&self, step: u64) -> Result<Option<Checkpoint>, CheckpointError> {
-        let earlier = self.list()?.into_iter().filter(|(saved, _)| *saved <= step);
-        Ok(self.first_valid(earlier.map(|(_, path)| path), |_| {}).unwrap_or(None))
-    }
-
-    /// The first valid one of these checkpoints. Calls `broken` for every one before it. Fails if none is valid.
-    pub(crate) fn first_valid(
-        &self,
-        paths: impl Iterator<Item = PathBuf>,
-        mut broken: impl FnMut(&CheckpointError),
-    ) -> Result<Option<Checkpoint>, CheckpointError> {
-        let mut last = None;
-        for path in paths {
-            match Checkpoint::open(&path) {
-                Ok(checkpoint) => return Ok(Some(checkpoint)),
-                Err(error) => {
-                    broken(&error);
-                    last = Some(error);
-                }
-            }
-        }
-        match last {
-            Some(_) => Err(CheckpointError::new(&self.path, "none of its checkpoints is whole")),
-            None => Ok(None),
-        }
     }
 
     /// Whether a checkpoint is in this folder. Its path may be relative, absolute or through links.
@@ -144,6 +106,60 @@ impl CheckpointFolder {
         let names = self.names()?.into_iter();
         let own = names.filter(|name| name.starts_with(OWN) && name.ends_with(PARTIAL));
         Ok(own.map(|name| self.path.join(name)).filter(|path| path.is_dir()).collect())
+    }
+
+    /// Removes all but the `keep` newest checkpoints and the `keep_best` with the lowest validation losses, counted from the
+    /// one of `published`, which was just written.
+    ///
+    /// Keeps a folder if its manifest cannot be read or has another step, and keeps checkpoints of later steps. Weights that
+    /// were saved during consecutive skipped steps may have diverged. So the newest checkpoint that has other weights, and was
+    /// saved after a successful step, always stays.
+    pub(crate) fn prune(
+        &self,
+        keep: u64,
+        keep_best: u64,
+        published: &RunProgress,
+    ) -> Result<(), CheckpointError> {
+        let mut older = self.older_than(published.step)?;
+        let mut best = best_first(older.iter().map(|(progress, _)| progress).chain([published]));
+        best.truncate(keep_best as usize);
+        let kept = older.len().min(keep.saturating_sub(1) as usize);
+        let mut surplus = older.split_off(kept);
+        let good = |(progress, _): &(RunProgress, PathBuf)| is_good(progress, published);
+        if published.skipped_in_a_row > 0
+            && !older.iter().any(good)
+            && let Some(last_good) = surplus.iter().position(good)
+        {
+            surplus.remove(last_good);
+        }
+        surplus.retain(|(progress, _)| !best.contains(&progress.step));
+        surplus.iter().try_for_each(|(progress, path)| self.remove(progress.step, path))
+    }
+
+    /// The newest checkpoint that has other weights than that of `published` and was saved after a successful step.
+    pub fn last_good(&self, published: &RunProgress) -> Result<Option<PathBuf>, CheckpointError> {
+        let older = self.older_than(published.step)?.into_iter();
+        Ok(older
+            .map(|found| (is_good(&found.0, published), found.1))
+            .find_map(|(good, path)| good.then_some(path)))
+    }
+
+    /// The checkpoints before a step whose names and manifests agree, newest first.
+    fn older_than(&self, step: u64) -> Result<Vec<(RunProgress, PathBuf)>, CheckpointError> {
+        let mut older = Vec::new();
+        for (found, path) in self.list()?.into_iter().filter(|(found, _)| *found < step) {
+            let manifest = Manifest::read(&path).ok().filter(|manifest| manifest.progress.step == found);
+            older.extend(manifest.map(|manifest| (manifest.progress, path)));
+        }
+        Ok(older)
+    }
+
+    /// Removes a checkpoint. Renames the folder first, so that a reader never finds an incomplete checkpoint.
+    fn remove(&self, step: u64, path: &Path) -> Result<(), CheckpointError> {
+        let unfinished = self.unfinished(step);
+        fs::rename(path, &unfinished)
+            .and_then(|()| fs::remove_dir_all(&unfinished))
+            .map_err(|error| CheckpointError::new(path, error))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -206,35 +222,9 @@ pub(crate) fn same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// The device of the run whose checkpoint [`find`] would open: that of its newest manifest. Reads no weights. `None` if there
-/// is no manifest.
-pub fn device_of_run(path: &Path) -> Option<DeviceKind> {
-    let device = |checkpoint: &Path| Some(Manifest::read(checkpoint).ok()?.plan.run.device);
-    let path = if path.exists() { path } else { parent(path) };
-    let newest = || CheckpointFolder::inside(path).list().ok()?.iter().find_map(|(_, path)| device(path));
-    device(path).or_else(newest)
-}
-
-/// Opens a checkpoint, or the newest valid one of a run or of a folder of checkpoints. If `best` is added to such a folder's
-/// path, opens the one with the lowest validation loss.
-pub fn find(path: &Path, broken: impl FnMut(&CheckpointError)) -> Result<Checkpoint, CheckpointError> {
-    if !path.exists() && path.file_name() == Some(BEST.as_ref()) && parent(path).is_dir() {
-        let best = CheckpointFolder::inside(parent(path)).best(broken)?;
-        let reason = "no checkpoint here has a validation loss";
-        return best.ok_or_else(|| CheckpointError::new(parent(path), reason));
-    }
-    if !path.exists() {
-        return Err(CheckpointError::new(path, "there is no such folder"));
-    }
-    if path.is_file() {
-        return Err(CheckpointError::new(
-            path,
-            "a file, where the folder of a run or a checkpoint is needed",
-        ));
-    }
-    if path.join(MANIFEST).exists() {
-        return Checkpoint::open(path);
-    }
-    let newest = CheckpointFolder::inside(path).newest(broken)?;
-    newest.ok_or_else(|| CheckpointError::new(path, "there is no checkpoint here"))
+/// Whether an older checkpoint was saved after a successful step, with other weights than a newer one. A skipped step makes no
+/// update, so checkpoints with the same number of updates have the same weights, and the last of these updates may have made
+/// them diverge.
+fn is_good(older: &RunProgress, newer: &RunProgress) -> bool {
+    older.skipped_in_a_row == 0 && older.updates < newer.updates
 }

@@ -6,17 +6,16 @@
 #![forbid(unsafe_code)]
 
 mod aside;
-mod best;
 mod checkpoint;
 mod checks;
 mod error;
 mod files;
+mod find;
 mod folder;
 mod header;
 mod lock;
 mod manifest;
 mod paths;
-mod prune;
 mod record;
 mod resume;
 mod save;
@@ -36,13 +35,14 @@ pub mod huggingface;
 
 pub use checkpoint::{Checkpoint, SlicePlace, TensorPlace};
 pub use error::CheckpointError;
-pub use folder::{CheckpointFolder, device_of_run, find};
+pub use find::{device_of_run, find};
+pub use folder::CheckpointFolder;
 pub use lock::RunLock;
 pub use manifest::{FileRecord, Manifest, RunProgress};
 pub use paths::with_absolute_paths;
 pub use save::{CheckpointInfo, CheckpointSaver, CheckpointWriter, SaveFailure, WriterEnded, saver};
 pub use shard::snapshot_bytes;
-pub use shard_record::{SHARED_FOLDER_DELAY, ShardRecord, ShardRecordError, ShardRecords};
+pub use shard_record::{SHARED_FOLDER_DELAY, ShardRecords};
 pub use slice::Slice;
 pub use spike_record::{SkippedSamples, SpikeRecord};
 pub use weights::WeightsFolder;

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::checks::{self, ContentError};
+use crate::shard::Shard;
 use crate::slice::Slice;
-use crate::{CheckpointError, SpikeRecord, files, record};
+use crate::{CheckpointError, SpikeRecord, files, record, with_absolute_paths};
 
 /// Name of the manifest in a checkpoint's folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -106,6 +107,26 @@ struct Envelope {
 }
 
 impl Manifest {
+    /// The manifest of shards that have been written.
+    pub(crate) fn new(
+        plan: &Plan,
+        shards: &[Shard],
+        files: Vec<FileRecord>,
+        stored: &[StoredTensor],
+        progress: &RunProgress,
+    ) -> Self {
+        let slices = shards.iter().flat_map(|shard| &shard.tensors).map(|tensor| tensor.slice.clone());
+        let plan = with_absolute_paths(plan);
+        Manifest {
+            progress: progress.clone(),
+            config: plan.to_toml(),
+            plan,
+            stored_tensors: stored.to_vec(),
+            files,
+            slices: slices.collect(),
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let manifest = serde_json::value::to_raw_value(self).expect("a manifest has string keys");
         let checksum = files::checksum(manifest.get().as_bytes());

@@ -23,10 +23,9 @@ use kintsugi_spec::Cause;
 use rayon::prelude::*;
 
 use crate::files::SyncedFile;
-use crate::manifest::{FileRecord, MANIFEST};
+use crate::manifest::{FileRecord, MANIFEST, Manifest};
 use crate::shard::Shard;
 use crate::shard_record::{SHARED_FOLDER_DELAY, ShardRecord, ShardRecords};
-use crate::write::manifest;
 use crate::{CheckpointError, CheckpointFolder, RunProgress};
 
 /// A completed checkpoint.
@@ -189,7 +188,7 @@ impl CheckpointWriter {
     pub fn run(
         self,
         may_publish: impl Fn(u64) -> bool,
-        records: &dyn ShardRecords,
+        records: &ShardRecords,
         mut report: impl FnMut(Result<CheckpointInfo, SaveFailure>),
     ) {
         let _ended = WakeOnExit(&self.copies);
@@ -301,7 +300,7 @@ impl CheckpointInProgress {
     }
 
     /// Sends the records of this process's shards, or of its failure, to the process that publishes the checkpoint.
-    fn send_records(self, records: &dyn ShardRecords) {
+    fn send_records(self, records: &ShardRecords) {
         for (rank, file) in self.files {
             let written = self.failure.as_ref().map_or(Ok(file), |cause| Err(cause.clone()));
             records.send(&ShardRecord { step: self.step, rank, written });
@@ -309,7 +308,7 @@ impl CheckpointInProgress {
     }
 
     /// Waits for the records of the other processes' shards.
-    fn add_records(&mut self, writer: &CheckpointWriter, records: &dyn ShardRecords) {
+    fn add_records(&mut self, writer: &CheckpointWriter, records: &ShardRecords) {
         for rank in writer.shards.elsewhere() {
             // Even after a failure: the folder is removed when nobody writes to it any more.
             let record = match records.receive(self.step, rank) {
@@ -358,7 +357,7 @@ impl CheckpointInProgress {
         let result = match (self.failure.take(), &self.folder) {
             (None, Some(folder)) => {
                 let stored = writer.plan.stored_tensors();
-                let manifest = manifest(&writer.plan, &writer.shards.known, files, &stored, progress);
+                let manifest = Manifest::new(&writer.plan, &writer.shards.known, files, &stored, progress);
                 write_file(&folder.join(MANIFEST), &[&manifest.encode()])
                     .and_then(|_| writer.folder.finish(self.step))
                     .map_err(Cause::new)

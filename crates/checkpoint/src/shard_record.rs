@@ -1,7 +1,10 @@
-//! The record of a shard that another process has written: how the process that publishes a checkpoint learns its checksum.
+//! The records of shards that other processes have written: how the process that publishes a checkpoint learns their checksums.
+//! They travel over the connections of the processes beside the collectives.
 
+use std::thread;
 use std::time::Duration;
 
+use kintsugi_comm::World;
 use kintsugi_spec::Cause;
 use serde::{Deserialize, Serialize};
 
@@ -10,9 +13,11 @@ use crate::manifest::FileRecord;
 /// How long a network file system may take to show a file that another machine has written.
 pub const SHARED_FOLDER_DELAY: Duration = Duration::from_secs(90);
 
+const POLL: Duration = Duration::from_millis(10);
+
 /// The shard of a rank at a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShardRecord {
+pub(crate) struct ShardRecord {
     /// The step of the checkpoint.
     pub step: u64,
     /// The rank.
@@ -23,35 +28,54 @@ pub struct ShardRecord {
 
 /// Why the record of another process's shard did not come.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ShardRecordError {
-    /// It is not readable.
+pub(crate) enum ShardRecordError {
     #[error("the record of rank {rank}: {cause}")]
     Unreadable {
-        /// The rank.
         rank: usize,
-        /// Why.
         #[source]
         cause: Cause,
     },
-    /// The run has failed.
     #[error("the run has failed")]
     RunFailed,
-    /// The rank has not sent it.
     #[error("rank {rank} did not report its shard in {limit:?}")]
-    TooLate {
-        /// The rank.
-        rank: usize,
-        /// How long it was waited for.
-        limit: Duration,
-    },
+    TooLate { rank: usize, limit: Duration },
 }
 
-/// How the records of shards travel to the process that publishes a checkpoint.
-pub trait ShardRecords {
-    /// Sends a record to the process of rank 0. It does not wait.
-    fn send(&self, record: &ShardRecord);
+/// How the records of the shards of a job travel.
+pub struct ShardRecords<'a> {
+    /// The ranks of the job.
+    pub world: &'a dyn World,
+    /// How long the process of rank 0 waits for a record while no process makes progress.
+    pub limit: Duration,
+}
 
-    /// In the process of rank 0: waits for the record of a rank of another process. Fails if the run has failed, or if it has waited
-    /// too long.
-    fn receive(&self, step: u64, rank: usize) -> Result<ShardRecord, ShardRecordError>;
+impl ShardRecords<'_> {
+    /// Sends a record to the process of rank 0. Does not wait.
+    pub(crate) fn send(&self, record: &ShardRecord) {
+        self.world.post(&postcard::to_stdvec(record).expect("records have lengths that are known"));
+    }
+
+    /// In the process of rank 0: waits for the record of a rank of another process.
+    pub(crate) fn receive(&self, step: u64, rank: usize) -> Result<ShardRecord, ShardRecordError> {
+        let (mut left, mut pieces) = (self.limit, self.world.finished_pieces());
+        loop {
+            while let Some(bytes) = self.world.take_post(rank) {
+                let record: ShardRecord = postcard::from_bytes(&bytes)
+                    .map_err(|error| ShardRecordError::Unreadable { rank, cause: Cause::new(error) })?;
+                // A checkpoint that was given up before all of its records had come has left some.
+                if record.step == step && record.rank == rank {
+                    return Ok(record);
+                }
+            }
+            if self.world.failure().is_some() {
+                return Err(ShardRecordError::RunFailed);
+            }
+            if left.is_zero() {
+                return Err(ShardRecordError::TooLate { rank, limit: self.limit });
+            }
+            thread::sleep(POLL);
+            let before = std::mem::replace(&mut pieces, self.world.finished_pieces());
+            left = if pieces == before { left.saturating_sub(POLL) } else { self.limit };
+        }
+    }
 }

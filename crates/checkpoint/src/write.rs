@@ -12,7 +12,7 @@ use crate::files::SyncedFile;
 use crate::manifest::{FileRecord, MANIFEST};
 use crate::shard::{Shard, ShardTensor};
 use crate::temporary_folder::TemporaryFolder;
-use crate::{CheckpointError, Manifest, RunProgress, tokenizer, with_absolute_paths};
+use crate::{CheckpointError, Manifest, RunProgress, tokenizer};
 
 /// Elements in memory at a time.
 const CHUNK: usize = 1 << 18;
@@ -47,30 +47,10 @@ pub fn write(
         records.push(FileRecord { name: shard.name.clone(), bytes, checksum });
     }
     let mut file = SyncedFile::create(&folder.join(MANIFEST)).map_err(io)?;
-    file.write(&manifest(plan, &shards, records, stored, progress).encode()).map_err(io)?;
+    file.write(&Manifest::new(plan, &shards, records, stored, progress).encode()).map_err(io)?;
     file.finish().map_err(io)?;
     tokenizer.map_or(Ok(()), |from| tokenizer::copy(from, folder))?;
     unfinished.publish()
-}
-
-/// The manifest of shards that have been written.
-pub(crate) fn manifest(
-    plan: &Plan,
-    shards: &[Shard],
-    files: Vec<FileRecord>,
-    stored: &[StoredTensor],
-    progress: &RunProgress,
-) -> Manifest {
-    let slices = shards.iter().flat_map(|shard| &shard.tensors).map(|tensor| tensor.slice.clone());
-    let plan = with_absolute_paths(plan);
-    Manifest {
-        progress: progress.clone(),
-        config: plan.to_toml(),
-        plan,
-        stored_tensors: stored.to_vec(),
-        files,
-        slices: slices.collect(),
-    }
 }
 
 fn read_chunk(store: &dyn Store, tensor: &ShardTensor, chunk: Range<usize>) -> Result<Vec<f32>, StoreError> {

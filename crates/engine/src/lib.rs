@@ -15,7 +15,6 @@ mod report;
 mod reported;
 mod resume_split;
 mod rollback;
-mod shard_records;
 mod skipping;
 mod source;
 mod spikes;

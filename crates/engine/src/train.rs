@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo, SaveFailure, SkippedSamples, saver};
+use kintsugi_checkpoint::{
+    CheckpointFolder, CheckpointInfo, SaveFailure, ShardRecords, SkippedSamples, saver,
+};
 use kintsugi_comm::Connection;
 use kintsugi_data::Dataset;
 use kintsugi_plan::Plan;
@@ -20,7 +22,6 @@ use crate::job::{gather, run_ranks};
 use crate::rank_trainer::RankTrainer;
 use crate::reported::Reported;
 use crate::rollback::RollbackBoard;
-use crate::shard_records::JobRecords;
 use crate::threads::spawn;
 use crate::{Job, MemoryChoice, Start, StepReport, TrainError, TrainOutcome};
 
@@ -119,7 +120,7 @@ pub fn train(
         let _stop_on_unwind = StopOnUnwind { reported, stop: &options.stop };
         if let Some(writer) = writer {
             let limit = Duration::from_secs(plan.run.communication_timeout);
-            let records = JobRecords { world: &**world, limit };
+            let records = ShardRecords { world: &**world, limit };
             spawn(scope, "writer", move || {
                 let report = |result: Result<_, _>| {
                     events.send(result.map_or_else(Event::CheckpointFailed, Event::CheckpointSaved)).ok();
