@@ -100,6 +100,11 @@ impl Sharding {
         Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, secondary_use, quantized, ..self }
     }
 
+    /// Whether gradients are reduced to their shards after every micro-batch.
+    pub fn reduces_every_micro_batch(&self) -> bool {
+        self.gradients > 1 && self.reduce == When::MicroBatch
+    }
+
     /// The parts of the data-parallel axis, innermost first.
     pub fn parts(&self) -> impl DoubleEndedIterator<Item = Part> + '_ {
         self.parts.iter().flatten().copied()

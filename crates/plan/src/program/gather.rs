@@ -17,10 +17,9 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if sharding.weights == 1 {
         return;
     }
-    let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
     let (first, later) = (sharding.gathers(), sharding.later_gathers());
-    let reach = if ahead > 0 { ahead + later.len() - 1 } else { 0 };
-    let stays = |from: usize, to: usize| sharding.gather == When::Step || to - from <= reach + 1;
+    let (ahead, reach) = (ahead(plan), reach(plan));
+    let stays = |from: usize, to: usize| sharding.gather == When::Step || to - from <= reach;
     // The last slot that used each gathered unit, and where the secondary shard of each unit was read last.
     let mut whole: ByUnit<Option<usize>> = ByUnit::all(plan, None);
     let mut read: ByUnit<Option<(usize, Position)>> = ByUnit::all(plan, None);
@@ -50,6 +49,30 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
         }
         discard(sharding, draft, unit, read[unit]);
     }
+}
+
+/// How many computations ahead a gather starts.
+fn ahead(plan: &Plan) -> usize {
+    if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 }
+}
+
+/// Weights that are used again after at most so many computations stay gathered.
+fn reach(plan: &Plan) -> usize {
+    match ahead(plan) {
+        0 => 1,
+        ahead => ahead + plan.sharding.later_gathers().len(),
+    }
+}
+
+/// How often a stage gathers layers in a step of so many micro-batches, at least. Weights that are used again soon stay gathered:
+/// some around every turn from a forward to a backward and back, and all of chunks that are no longer than that.
+pub(super) fn least_of_layers(plan: &Plan, stage: usize, micro_batches: usize) -> usize {
+    let reach = reach(plan);
+    let chunks = || plan.pipeline.layers.iter().skip(stage).step_by(plan.mesh.pp());
+    if plan.sharding.gather == When::Step || chunks().any(|&layers| layers <= reach) {
+        return 0;
+    }
+    2 * micro_batches * chunks().map(|&layers| layers - reach.div_ceil(2)).sum::<usize>()
 }
 
 /// Whether a gather for this computation may start from a secondary shard that is there.

@@ -2,12 +2,14 @@
 //!
 //! `compute` lowers passes to block computations. Around these, `transfers` inserts the messages between stages,
 //! `gather` the gathers of sharded weights, and `reduce` the reductions of gradients. `finish` ends the step. Every
-//! insertion is one sweep, so the time is linear in the length of the program.
+//! insertion is one sweep, so the time is linear in the length of the program. `least` bounds the number of transfers without a
+//! program.
 
 mod by_unit;
 mod compute;
 mod finish;
 mod gather;
+mod least;
 mod reduce;
 mod transfers;
 

@@ -10,14 +10,14 @@
 
 use super::by_unit::ByUnit;
 use super::{Draft, Position};
-use crate::{GradientReductions, Op, Phase, Plan, Transfer, Unit, When};
+use crate::{GradientReductions, Op, Phase, Plan, Transfer, Unit};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if plan.mesh.replicas() == 1 && !(plan.sequence_parallel && plan.mesh.tp() > 1) {
         return;
     }
     let reductions = reductions(plan, stage);
-    let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
+    let every_micro = plan.sharding.reduces_every_micro_batch();
     let writes = LastWrites::of(plan, stage, draft, every_micro);
     let mut unfinished = Vec::new();
     for index in 0..draft.slots.len() {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::support::{computes, layouts, plan, programs};
 use kintsugi_plan::{
-    BackwardPart, Block, Computation, Message, MessageKind, Op, Plan, Program, Recompute, ScheduleKind,
-    StepOp, Transfer,
+    BackwardPart, Block, Computation, Message, MessageKind, Op, OpKind, Plan, Program, Recompute,
+    ScheduleKind, StepOp, Transfer,
 };
 use proptest::prelude::*;
 
@@ -37,6 +37,21 @@ proptest! {
         for stage in 0..plan.mesh.pp() {
             starts_have_waits(&plan.program(stage));
             starts_have_waits(&plan.evaluation(stage, evaluated));
+        }
+    }
+
+    #[test]
+    fn a_stage_starts_every_transfer_at_least_as_often_as_is_known_without_its_program(sets in layouts()) {
+        let plan = plan(&sets);
+        for program in programs(&plan) {
+            let mut least: HashMap<OpKind, usize> = HashMap::new();
+            for (transfer, count) in plan.least_transfers(program.stage, plan.micro_batches()) {
+                *least.entry(Op::Start(transfer).kind()).or_default() += count;
+            }
+            for (kind, least) in least {
+                let found = program.ops.iter().filter(|op| op.kind() == kind).count();
+                prop_assert!(found >= least, "{}: {found}, not {least}", kind.op());
+            }
         }
     }
 

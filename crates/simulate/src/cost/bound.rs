@@ -7,9 +7,7 @@
 
 use std::sync::Arc;
 
-use kintsugi_plan::{
-    Axis, BackwardPart, Block, Computation, Op, Phase, Plan, ScheduleKind, StepOp, Transfer, Unit, When,
-};
+use kintsugi_plan::{Axis, BackwardPart, Block, Computation, Op, Plan, ScheduleKind, StepOp, Transfer};
 use kintsugi_spec::ByLevel;
 
 use super::costs::{BlockCosts, Costs, Messages, UnitCosts};
@@ -40,24 +38,25 @@ impl StepBound {
         let units = UnitTimes { plan, units: &costs.units };
         let Portions { others, each, last } = Portions::of(plan);
         let before = u128::from(units.step_op(0, StepOp::Begin)) + others as u128 * passes.end(each);
+        let pp = plan.mesh.pp();
+        let transfers: Vec<StageTransfers> = (0..pp).map(|stage| units.transfers(stage, last)).collect();
+        let longest = |by_level: &ByLevel<u128>| by_level.iter().copied().max().unwrap_or(0);
         // When a stage has measured its gradients, with the sums over the axes inside a stage.
         let measured = |stage: usize| {
-            let moved = units.transfers(stage, last);
+            let StageTransfers { by_level, reductions_at_end, .. } = &transfers[stage];
             let done = if stage == 0 { passes.end(last) } else { passes.done(stage, last) };
-            let reduced = passes.first_reduction(stage, last) + moved.reduced_at_end;
-            let occupied = moved.by_level.into_iter().max().unwrap_or(0);
-            let one_by_one = passes.busy(stage, last) + moved.by_level.iter().sum::<u128>();
+            let reduced = passes.first_reduction(stage, last) + longest(reductions_at_end);
+            let one_by_one = passes.busy(stage, last) + by_level.iter().sum::<u128>();
             let one_by_one = if plan.pipeline.overlap { 0 } else { one_by_one };
-            let at = before + done.max(reduced).max(occupied).max(one_by_one);
+            let at = before + done.max(reduced).max(longest(by_level)).max(one_by_one);
             at + u128::from(units.step_op(stage, StepOp::Measure)) + units.sums_of_a_stage()
         };
-        let pp = plan.mesh.pp();
         let measured: Vec<u128> = (0..pp).map(measured).collect();
         let together = measured.iter().copied().max().unwrap_or(0) + units.sum(Axis::Pipeline);
         let end = (0..pp).map(|stage| {
             let at = if pp > 1 { together } else { measured[stage] };
             let update = [StepOp::Clip, StepOp::Update].map(|op| u128::from(units.step_op(stage, op)));
-            at + update.iter().sum::<u128>() + units.refresh(stage)
+            at + update.iter().sum::<u128>() + longest(&transfers[stage].refreshes)
         });
         let compute = StepOp::ALL.map(|op| (0..pp).map(|stage| units.kernels(stage, op)).sum::<u128>());
         let step = end.max().unwrap_or(0) + u128::from(costs.fixed());
@@ -224,12 +223,15 @@ struct UnitTimes<'a> {
     units: &'a UnitCosts,
 }
 
-/// Picoseconds of the transfers of a stage's units.
+/// Picoseconds that the transfers of a stage's units occupy each level.
+#[derive(Default)]
 struct StageTransfers {
-    /// Of all gathers and reductions over each level.
+    /// All gathers and reductions.
     by_level: ByLevel<u128>,
-    /// Of the reductions that begin when the first gradient of the step is complete, over one level.
-    reduced_at_end: u128,
+    /// The reductions that begin when the first gradient of the step is complete.
+    reductions_at_end: ByLevel<u128>,
+    /// The gathers of updated weights from the owners of their states.
+    refreshes: ByLevel<u128>,
 }
 
 impl UnitTimes<'_> {
@@ -251,85 +253,23 @@ impl UnitTimes<'_> {
         Axis::ALL.into_iter().filter(|&axis| axis != Axis::Pipeline).map(|axis| self.sum(axis)).sum()
     }
 
-    /// The units of a stage, each once for those that are alike.
-    fn of_stage(&self, stage: usize) -> impl Iterator<Item = (Unit, u128)> {
-        let plan = self.plan;
-        let pp = plan.mesh.pp();
-        let layers = plan.pipeline.layers.iter().skip(stage).step_by(pp).sum::<usize>();
-        let ends = [(stage == 0, Block::Embedding), (stage + 1 == pp, Block::Head)];
-        let mut units = vec![(Unit::Layer(0), layers as u128)];
-        for unit in ends.into_iter().filter(|end| end.0).flat_map(|(_, block)| plan.block_units(block)) {
-            if units.iter().all(|&(other, _)| other != unit) {
-                units.push((unit, 1));
-            }
-        }
-        units.into_iter()
-    }
-
     fn transfers(&self, stage: usize, micro_batches: usize) -> StageTransfers {
-        let (sharding, micro_batches) = (&self.plan.sharding, micro_batches as u128);
-        let (inner, outer) = (sharding.inner_reductions(), sharding.outer_reductions());
-        let every_micro = sharding.gradients > 1 && sharding.reduce == When::MicroBatch;
-        let (first, later) = (sharding.gathers(), sharding.later_gathers());
-        let gathers = self.gathers(stage, micro_batches);
-        let (mut by_level, mut at_end) = (ByLevel::<u128>::default(), ByLevel::<u128>::default());
-        for (unit, count) in self.of_stage(stage) {
-            let reduce = |phase| Transfer::Reduce { unit, phase };
-            for &phase in &inner {
-                let times = if every_micro { micro_batches } else { 1 };
-                self.add(&mut by_level, reduce(phase), count * times);
+        let mut transfers = StageTransfers::default();
+        let at_end = !self.plan.sharding.reduces_every_micro_batch();
+        for (transfer, count) in self.plan.least_transfers(stage, micro_batches) {
+            let Some(started) = self.units.op(Op::Start(transfer)).and_then(|cost| cost.started) else {
+                continue;
+            };
+            let time = count as u128 * u128::from(started.time);
+            if let Transfer::Refresh { .. } = transfer {
+                transfers.refreshes[started.level] += time;
+                continue;
             }
-            for &phase in &outer {
-                self.add(&mut by_level, reduce(phase), count);
-            }
-            if !every_micro {
-                for &phase in inner.iter().chain(&outer) {
-                    self.add(&mut at_end, reduce(phase), count);
-                }
-            }
-            if sharding.weights > 1 {
-                let gather = |phase: &Phase| Transfer::Gather { unit, phase: *phase };
-                let again = if unit == Unit::Layer(0) { gathers.saturating_sub(count) } else { 0 };
-                for (phases, times) in [(&first, count), (&later, again)] {
-                    for phase in phases {
-                        self.add(&mut by_level, gather(phase), times);
-                    }
-                }
+            transfers.by_level[started.level] += time;
+            if at_end && matches!(transfer, Transfer::Reduce { .. }) {
+                transfers.reductions_at_end[started.level] += time;
             }
         }
-        StageTransfers { by_level, reduced_at_end: at_end.into_iter().max().unwrap_or(0) }
-    }
-
-    /// How many gathers of layers a stage makes in a step, at least. Weights that are used again soon stay gathered: some around
-    /// every turn from a forward to a backward and back, and all in chunks that are no longer than that.
-    fn gathers(&self, stage: usize, micro_batches: u128) -> u128 {
-        let (plan, sharding) = (self.plan, &self.plan.sharding);
-        let prefetch = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
-        let reach = if prefetch > 0 { prefetch + sharding.later_gathers().len() } else { 1 };
-        let chunks = || plan.pipeline.layers.iter().skip(stage).step_by(plan.mesh.pp());
-        if sharding.gather == When::Step || chunks().any(|&layers| layers <= reach) {
-            return 0;
-        }
-        let in_a_pass = |&layers: &usize| (layers - reach.div_ceil(2)) as u128;
-        2 * micro_batches * chunks().map(in_a_pass).sum::<u128>()
-    }
-
-    /// Adds the time that some transfers occupy their level.
-    fn add(&self, by_level: &mut ByLevel<u128>, transfer: Transfer, count: u128) {
-        if let Some(started) = self.units.op(Op::Start(transfer)).and_then(|cost| cost.started) {
-            by_level[started.level] += count * u128::from(started.time);
-        }
-    }
-
-    /// The time in which updated weights come from the owners of their states.
-    fn refresh(&self, stage: usize) -> u128 {
-        let phases = self.plan.sharding.refreshes();
-        let mut by_level = ByLevel::<u128>::default();
-        for (unit, count) in self.of_stage(stage) {
-            for &phase in &phases {
-                self.add(&mut by_level, Transfer::Refresh { unit, phase }, count);
-            }
-        }
-        by_level.into_iter().max().unwrap_or(0)
+        transfers
     }
 }

@@ -172,12 +172,12 @@ impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
 
 /// Whether an op belongs to a whole step, however many portions of micro-batches it has.
 fn runs_once_a_step(plan: &Plan, op: Op) -> bool {
-    let Sharding { weights, gradients, gather, reduce, .. } = plan.sharding;
+    let Sharding { weights, gather, .. } = plan.sharding;
     let gathers = matches!(op.transfer(), Some(Transfer::Gather { .. }));
     let reduces = matches!(op.transfer(), Some(Transfer::Reduce { .. }));
     op == Op::Step(StepOp::Begin)
         || gathers && weights > 1 && gather == When::Step
-        || reduces && (gradients == 1 || reduce == When::Step)
+        || reduces && !plan.sharding.reduces_every_micro_batch()
 }
 
 impl Compiler {
