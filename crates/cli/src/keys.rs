@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::Args;
+use kintsugi_draw::chart::wrap;
 use kintsugi_plan::config::{Key, ResolvedValue, keys};
 use serde::Serialize;
 
@@ -151,21 +152,6 @@ fn resolved_text(values: &[ResolvedValue]) -> String {
     lines.iter().zip(values).map(line).collect()
 }
 
-/// The words of a text in lines of at most `width` characters, unless a word is longer.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,11 +180,5 @@ mod tests {
         let sets = ["model.preset=demo", "batch.sequence=64"];
         let plan = ConfigSource::text(filled).sets(sets).plan().unwrap();
         assert_eq!(plan, ConfigSource::text("").sets(sets).plan().unwrap(), "all defaults");
-    }
-
-    #[test]
-    fn words_are_wrapped() {
-        assert_eq!(wrap("one two three  four", 9), ["one two", "three", "four"]);
-        assert_eq!(wrap("unbreakable a b", 3), ["unbreakable", "a b"]);
     }
 }

@@ -11,7 +11,7 @@ mod unit;
 use serde::Serialize;
 
 pub use scale::{Ticks, ticks};
-pub use svg::svg;
+pub use svg::{svg, wrap};
 pub use unit::Unit;
 
 /// A chart: series over one horizontal axis.

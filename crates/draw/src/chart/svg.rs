@@ -343,7 +343,7 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, more: &str, what: &str) 
 }
 
 /// The words of a text in lines of at most `width` characters, unless a word is longer.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
@@ -422,5 +422,11 @@ mod tests {
         let drawn = svg(&beside);
         assert_eq!(drawn.matches("fill=\"none\" stroke").count(), 1);
         assert!(drawn.contains("○ does not fit"));
+    }
+
+    #[test]
+    fn words_are_wrapped() {
+        assert_eq!(wrap("one two three  four", 9), ["one two", "three", "four"]);
+        assert_eq!(wrap("unbreakable a b", 3), ["unbreakable", "a b"]);
     }
 }
