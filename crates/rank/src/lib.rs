@@ -17,7 +17,6 @@ mod rank;
 mod step_metrics;
 mod step_result;
 mod store;
-mod transfers;
 mod unit;
 
 pub use checksum::{Checksums, WeightChecksum};
