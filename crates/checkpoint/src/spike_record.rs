@@ -50,7 +50,7 @@ impl SkippedSamples {
         }
     }
 
-    /// The index in the dataset of the sample that is number `number` of those that are not skipped, from 0.
+    /// The index in the dataset of a sample, given its number among the samples that are not skipped, from 0.
     pub fn index(&self, number: u64) -> u64 {
         let mut index = number;
         for range in &self.0 {

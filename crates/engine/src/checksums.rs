@@ -41,7 +41,7 @@ impl<'a> CorruptionCheck<'a> {
         self.written.is_some()
     }
 
-    /// Before an update: whether weights and states are still those that the last step has written. Says what is not.
+    /// Checks before an update that weights and states are still what the last step has written.
     pub fn verify(&mut self, rank: &Rank) -> Result<(), RankError> {
         let Some((step, written)) = self.written.take() else { return Ok(()) };
         match written.difference(&rank.checksums(&mut self.buffer)) {

@@ -3,8 +3,8 @@
 use kintsugi_checkpoint::SkippedSamples;
 use kintsugi_data::{DataError, Dataset, Split, ValidationSource};
 
-/// A dataset whose training samples are numbered without those that are skipped. So a run reads its batches as if they had never been
-/// there, on any layout.
+/// A dataset whose training samples are numbered without the skipped ones, so that a run on any layout reads its batches as if these
+/// did not exist.
 pub struct WithoutSkipped<'a> {
     /// The whole dataset.
     pub dataset: &'a dyn Dataset,

@@ -89,7 +89,7 @@ pub(crate) struct BlockCostKey {
     recompute: Recompute,
     split: bool,
     accumulates: bool,
-    /// What shards of all replicas and parameters are padded to, if every micro-batch starts its gradients anew and clears their
+    /// What shards of all replicas and parameters are padded to, if every micro-batch overwrites the gradients and clears their
     /// padding.
     fresh: Option<[usize; 2]>,
 }

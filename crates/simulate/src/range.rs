@@ -148,7 +148,7 @@ pub fn link_scenarios(plan: &Plan) -> [Plan; 3] {
     [slow, full, no_overlap]
 }
 
-/// The plan on links between nodes of which collectives reach this share.
+/// The plan if collectives reach this share of the links between nodes.
 fn with_link_efficiency(plan: &Plan, share: f64) -> Plan {
     let mut plan = plan.clone();
     let links = &mut plan.cluster.links;

@@ -97,7 +97,7 @@ impl<'a> StepTimer<'a> {
 
     /// The same for every plan that differs from this one only in its sharding.
     pub fn bound_of_passes(&self, plan: &Plan) -> StepBound {
-        // Sharding decides whether a backward adds to gradients or begins them anew, which is all it changes in blocks.
+        // All that sharding changes in blocks is whether a backward adds to gradients or overwrites them.
         let adds = Plan { sharding: plan.sharding.unsharded(), ..plan.clone() };
         let begins = adds.with_micro_batches(1);
         let blocks = [&adds, &begins]

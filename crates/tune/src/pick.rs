@@ -65,7 +65,7 @@ pub(crate) fn pick(settings: &Settings, explorer: &mut Explorer) -> Option<Candi
     known.iter().find_map(|candidate| explorer.verified(candidate))
 }
 
-/// What each mechanism gains. Strategies that are worse than the pick are explored as far as that takes.
+/// What each mechanism gains. Explores strategies that are worse than the pick until that is known.
 pub(crate) fn gains(settings: &Settings, explorer: &mut Explorer, pick: &Candidate) -> Vec<Gain> {
     let value = pick.pessimistic.unwrap_or(f64::INFINITY);
     let mut gains = Vec::new();

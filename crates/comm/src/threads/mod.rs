@@ -75,7 +75,7 @@ impl ThreadsWorld {
         Self::with_links(places, ranks, timeout, EmulatedLinks::default())
     }
 
-    /// The same with transfers that take as long as over other links.
+    /// The same with emulated links, over which transfers take longer.
     pub fn with_links(
         places: impl Into<Places>,
         ranks: usize,

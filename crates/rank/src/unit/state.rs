@@ -23,7 +23,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// The states of a unit of which a rank owns the elements `owned`. All begin at zero.
+    /// The states of a unit on a rank that owns its elements `owned`. All begin at zero.
     pub fn all(
         backend: &dyn Backend,
         optimizer: &Optimizer,

@@ -168,7 +168,7 @@ impl UnitState {
 }
 
 impl UnitWeights {
-    /// Weights of which only the resident range is there.
+    /// The weights of a unit before any gather: only the resident range.
     pub fn new(resident: Buffer) -> Self {
         UnitWeights {
             resident: WeightRange::Ready(resident),

@@ -42,7 +42,7 @@ const MEMORY_ERROR: f64 = 0.1;
 const UNKNOWN_MEMORY: f64 = 0.5;
 /// The deviation of what is reported of a trial (1 or −1) from what decides whether others like it work.
 const CHANCE: f64 = 0.4;
-/// Candidates of which the exact belief is computed at once.
+/// The number of candidates whose exact belief is computed at once.
 const BATCH: usize = 64;
 
 /// The models of one moment of a tuning.
