@@ -158,6 +158,9 @@ impl Store for Checkpoint {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
         let Elements { parameter, stored, start } = elements;
         let name = parameter.name();
+        // The average of frozen weights is the weights.
+        let is_own_average = stored == StoredTensor::Average && self.plan().is_frozen(parameter.unit);
+        let stored = if is_own_average { StoredTensor::Weights } else { stored };
         let failed = |reason: String| StoreError::new(format!("{}: {reason}", self.path.display()));
         let tensor = self.tensors.get(&(name.clone(), stored));
         let tensor = tensor.ok_or_else(|| failed(format!("it has no {} of {name}", stored.name())))?;

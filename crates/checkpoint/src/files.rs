@@ -140,7 +140,8 @@ impl ManyFiles {
     }
 }
 
-fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+/// Converts little-endian numbers of type `dtype`.
+pub(crate) fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
     match dtype {
         Dtype::F16 => {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kintsugi_plan::{Data, DataSource, OptimizerKind, Plan};
+use kintsugi_plan::{Data, DataSource, OptimizerKind, Plan, Unit};
 use kintsugi_spec::output::with_suffix;
 
 use crate::paths::relative_to_current_folder;
@@ -54,6 +54,7 @@ impl Checkpoint {
             ));
         }
         self.check_optimizer(plan)?;
+        self.check_frozen(plan)?;
         self.check_split(plan)?;
         let (samples, global) = (self.progress().samples, plan.batch.global as u64);
         if !samples.is_multiple_of(global) {
@@ -119,6 +120,17 @@ impl Checkpoint {
         let reason = format!(
             "it was trained with {was}, and {is} has other states; use the same optimizer, or start from the weights alone \
              by model.init"
+        );
+        Err(CheckpointError::new(self.path(), reason))
+    }
+
+    /// Fails if the plan trains a unit that was frozen, whose states the checkpoint does not have.
+    fn check_frozen(&self, plan: &Plan) -> Result<(), CheckpointError> {
+        let trained_now = |unit: &Unit| self.plan().is_frozen(*unit) && !plan.is_frozen(*unit);
+        let Some(unit) = plan.units().into_iter().find(trained_now) else { return Ok(()) };
+        let reason = format!(
+            "it was trained with {unit} frozen and has no states of it; freeze it again, or start from the weights alone by \
+             model.init"
         );
         Err(CheckpointError::new(self.path(), reason))
     }

@@ -10,6 +10,7 @@ use kintsugi_plan::{Compute, MAX_PARTS, Plan, Unit};
 use kintsugi_rank::{Rank, StoredTensor};
 use safetensors::tensor::{Dtype, TensorInfo};
 
+use crate::files::widen;
 use crate::header;
 use crate::slice::Slice;
 
@@ -45,8 +46,8 @@ impl Shard {
         let at = plan.mesh.coordinate(rank);
         let (mut tensors, mut bytes) = (Vec::new(), 0);
         for &stored in stored {
-            let dtype = stored_type(plan, stored);
             for unit in plan.owned_units(at.pp()) {
+                let dtype = stored_type(plan, unit, stored);
                 let layout = plan.layout(unit);
                 let share = plan.sharding.piece(layout.len, plan.mesh.replica(at), MAX_PARTS);
                 for placed in &layout.placed {
@@ -79,7 +80,7 @@ impl Shard {
     /// The first tensor of a copy with a weight that is not finite in the compute type.
     pub fn not_finite(&self, copy: &[u8]) -> Option<String> {
         let weights = self.tensors.iter().filter(|tensor| tensor.slice.stored == StoredTensor::Weights);
-        let bad = |tensor: &&ShardTensor| !is_finite(&copy[tensor.bytes.clone()], self.compute);
+        let bad = |tensor: &&ShardTensor| !is_finite(tensor.dtype, &copy[tensor.bytes.clone()], self.compute);
         weights.into_iter().find(bad).map(|tensor| tensor.slice.tensor())
     }
 
@@ -98,10 +99,15 @@ impl ShardTensor {
     }
 }
 
-/// Whether weights, which are stored in fp32, are finite in the compute type.
-fn is_finite(bytes: &[u8], compute: Compute) -> bool {
-    let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
-    numbers.into_iter().all(|number| compute.holds(number))
+/// Whether stored weights are finite in the compute type.
+fn is_finite(dtype: Dtype, bytes: &[u8], compute: Compute) -> bool {
+    const NUMBERS: usize = 1 << 10;
+    let (mut numbers, size) = ([0.0; NUMBERS], dtype.bitsize() / 8);
+    bytes.chunks(NUMBERS * size).all(|bytes| {
+        let numbers = &mut numbers[..bytes.len() / size];
+        widen(dtype, bytes, numbers);
+        numbers.iter().all(|&number| compute.holds(number))
+    })
 }
 
 /// Bytes of the copies of all ranks' weights and states for a checkpoint.
@@ -109,18 +115,27 @@ pub fn snapshot_bytes(plan: &Plan) -> u64 {
     let stored = plan.stored_tensors();
     let of_parameter = |parameter: &Parameter| {
         let tensors = stored.iter().filter(|&&stored| plan.stores(parameter, stored));
-        let bytes: usize = tensors.map(|&stored| stored_type(plan, stored).bitsize() / 8).sum();
+        let bytes: usize =
+            tensors.map(|&stored| stored_type(plan, parameter.unit, stored).bitsize() / 8).sum();
         (parameter.valid_elements() * bytes) as u64
     };
     let of_unit = |unit| parameters(&plan.model, unit, 1).iter().map(of_parameter).sum::<u64>();
     plan.units().into_iter().map(of_unit).sum()
 }
 
-/// The type of a stored tensor: fp32 for weights and their average, and the plan's type for states.
-fn stored_type(plan: &Plan, stored: StoredTensor) -> Dtype {
-    match (stored, plan.precision.states) {
-        (StoredTensor::Weights | StoredTensor::Average, _) | (_, Compute::Fp32) => Dtype::F32,
-        (_, Compute::Bf16) => Dtype::BF16,
-        (_, Compute::Fp16) => Dtype::F16,
+/// The type of a stored tensor: fp32 for weights and their average, and the plan's type for states. Frozen weights exist only in
+/// the compute type.
+fn stored_type(plan: &Plan, unit: Unit, stored: StoredTensor) -> Dtype {
+    let precision = match stored {
+        StoredTensor::Weights if plan.is_frozen(unit) => plan.precision.compute,
+        StoredTensor::Weights | StoredTensor::Average => Compute::Fp32,
+        StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum => {
+            plan.precision.states
+        }
+    };
+    match precision {
+        Compute::Fp32 => Dtype::F32,
+        Compute::Bf16 => Dtype::BF16,
+        Compute::Fp16 => Dtype::F16,
     }
 }

@@ -49,8 +49,16 @@ pub fn model(plan: &Plan) -> Fact {
         same if same == model.heads => String::new(),
         fewer => format!(" ({fewer} for keys and values)"),
     };
+    let trained = match plan.trained_parameter_count() {
+        all if all == plan.parameter_count() => String::new(),
+        trained => format!(
+            " ({} trained, {} frozen)",
+            units::count(trained as f64),
+            units::count((plan.parameter_count() - trained) as f64)
+        ),
+    };
     let text = format!(
-        "{} ({}), {} parameters: {} of width {}, {}{kv_heads}, ffn {}, vocabulary {}",
+        "{} ({}), {} parameters{trained}: {} of width {}, {}{kv_heads}, ffn {}, vocabulary {}",
         model.name,
         word(&model.family),
         units::count(plan.parameter_count() as f64),

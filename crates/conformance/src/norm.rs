@@ -27,7 +27,7 @@ pub fn norm(
         width,
     });
     let mut written = vec![out, statistics];
-    for in_place in [false, true] {
+    for (in_place, trained) in [(false, true), (true, true), (false, false)] {
         let dx = if in_place { backend.input(rows * width, 2) } else { backend.output(rows * width) };
         let [dweight, dbias, sum] = [(); 3].map(|()| backend.blank(width, gradients));
         backend.device.norm_backward(NormBackward {
@@ -38,8 +38,9 @@ pub fn norm(
             residual: in_place.then_some(residual.view()),
             residual_sum: in_place.then_some(gradient(&sum, centred)),
             dx: dx.view(),
-            dweight: gradient(&dweight, in_place),
-            dbias: centred.then_some(gradient(&dbias, in_place)),
+            centred,
+            dweight: trained.then_some(gradient(&dweight, in_place)),
+            dbias: (centred && trained).then_some(gradient(&dbias, in_place)),
             rows,
             width,
         });

@@ -84,7 +84,7 @@ pub(crate) fn bars(spans: &[OpSpan]) -> Vec<Bar> {
         let kind = match kind {
             Computation::Forward | Computation::Evaluate | Computation::Decode => Kind::Forward,
             Computation::Backward(BackwardPart::Both) => Kind::Backward,
-            Computation::Backward(BackwardPart::Input) => Kind::BackwardInput,
+            Computation::Backward(BackwardPart::Input | BackwardPart::Frozen) => Kind::BackwardInput,
             Computation::Backward(BackwardPart::Weight) => Kind::BackwardWeight,
             Computation::Recompute => {
                 recomputed = Some((span, std::mem::take(&mut waited)));

@@ -348,7 +348,7 @@ impl SpanKind {
                 Computation::Forward | Computation::Evaluate | Computation::Decode => SpanKind::Forward,
                 Computation::Recompute => SpanKind::Recompute,
                 Computation::Backward(BackwardPart::Both) => SpanKind::Backward,
-                Computation::Backward(BackwardPart::Input) => SpanKind::BackwardInput,
+                Computation::Backward(BackwardPart::Input | BackwardPart::Frozen) => SpanKind::BackwardInput,
                 Computation::Backward(BackwardPart::Weight) => SpanKind::BackwardWeight,
             },
             Op::Step(StepOp::Measure | StepOp::Clip | StepOp::Update | StepOp::Average)

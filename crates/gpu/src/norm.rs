@@ -48,7 +48,7 @@ pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), GpuError> {
 
 /// See [`NormBackward`].
 pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), GpuError> {
-    let sums: Vec<Gradient> = [Some(op.dweight), op.dbias, op.residual_sum].into_iter().flatten().collect();
+    let sums: Vec<Gradient> = [op.dweight, op.dbias, op.residual_sum].into_iter().flatten().collect();
     let bytes_per_part = 3 * op.width * size_of::<f32>();
     let mut views: Vec<View> = vec![op.dy, op.x, op.weight, op.dx];
     views.extend(op.residual);
@@ -75,11 +75,14 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Gpu
     } else {
         let columns = op.width.div_ceil(LANES);
         // The gradient of the weights comes first, because `dx` may be the same memory as `dy`.
-        launch(
-            "any_weight",
-            Grid { blocks: (columns as u32, parts as u32, 1), ..Grid::new(columns, COLUMN_THREADS) },
-        )?;
+        if op.dweight.is_some() {
+            let blocks = (columns as u32, parts as u32, 1);
+            launch("any_weight", Grid { blocks, ..Grid::new(columns, COLUMN_THREADS) })?;
+        }
         launch("any_input", launcher.per_row(op.rows, op.width, MAX_THREADS))?;
+    }
+    if sums.is_empty() {
+        return Ok(());
     }
     if op.dbias.is_some() || op.residual_sum.is_none() {
         return sum_partials(launcher, partial, parts, op.width, &sums);
@@ -91,6 +94,7 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Gpu
 
 /// The gradient of the weights of [`SplitNormBackward`], which is that of a norm with the same statistics.
 pub(super) fn weight_gradient(launcher: &Launcher, op: &SplitNormBackward) -> Result<(), GpuError> {
+    let Some(dweight) = op.dweight else { return Ok(()) };
     let bytes_per_part = 3 * op.width * size_of::<f32>();
     let columns = op.width.div_ceil(LANES);
     let parts = launcher.row_chunks(op.rows, columns, bytes_per_part);
@@ -111,7 +115,7 @@ pub(super) fn weight_gradient(launcher: &Launcher, op: &SplitNormBackward) -> Re
     let grid = Grid { blocks: (columns as u32, parts as u32, 1), ..Grid::new(columns, COLUMN_THREADS) };
     // SAFETY: as the kernel declares; the operation's shapes were checked, and the partial sums fit.
     unsafe { launcher.launch(&NORM, &name, grid, &arguments)? };
-    sum_partials(launcher, partial, parts, op.width, &[op.dweight])
+    sum_partials(launcher, partial, parts, op.width, &[dweight])
 }
 
 /// Name and threads of the backward kernel that holds a row of this width, if there is one.
@@ -134,6 +138,6 @@ fn backward_arguments(op: &NormBackward, partial: u64) -> [Argument; 10] {
         partial.into(),
         size(op.rows),
         size(op.width),
-        op.dbias.is_some().into(),
+        op.centred.into(),
     ]
 }

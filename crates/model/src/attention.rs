@@ -138,11 +138,11 @@ fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Chunks {
 
 /// Computes this rank's part of the gradient of `x` from the gradient of the output. The parts are to be summed over tp.
 ///
-/// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
+/// With [`BackwardPart::Both`] it also computes the gradients of the weights from `x`, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
     dy: &mut AllRows,
-    x: &mut BranchInput,
+    x: Option<&mut BranchInput>,
     saved: AttentionActivations,
     w: &Weights,
     g: &Gradients,
@@ -230,12 +230,16 @@ pub(crate) fn backward(
         ctx.linear_backward_input(op, dqkv, weight_float8.as_ref());
     });
     drop(weight_float8);
-    if part == BackwardPart::Both {
-        let dqkv_float8 = dqkv_float8.as_ref().map(Float8Matrix::transposed);
-        qkv_weight_gradient(ctx, x.factor(ctx), dqkv.view(), g, dbias(!in_passing), dqkv_float8);
-        return (dx, None);
-    }
-    (dx, Some(AttentionWeightInputs { out, dqkv }))
+    let weight_inputs = match (part, x) {
+        (BackwardPart::Both, Some(x)) => {
+            let dqkv_float8 = dqkv_float8.as_ref().map(Float8Matrix::transposed);
+            qkv_weight_gradient(ctx, x.factor(ctx), dqkv.view(), g, dbias(!in_passing), dqkv_float8);
+            None
+        }
+        (BackwardPart::Input, _) => Some(AttentionWeightInputs { out, dqkv }),
+        (BackwardPart::Both | BackwardPart::Weight | BackwardPart::Frozen, _) => None,
+    };
+    (dx, weight_inputs)
 }
 
 /// The weight part of the backward.

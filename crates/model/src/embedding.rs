@@ -58,22 +58,23 @@ fn look_up(ctx: &Context, tokens: View, table: &Weights) -> Buffer {
     x
 }
 
-/// Computes the gradients of table and positions from the gradient of this rank's rows, which it may change.
+/// Computes the gradients of table and positions, unless they are frozen, from the gradient of this rank's rows, which it may change.
 pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, positions: Option<&Gradients>) {
     let shape = ctx.shape;
-    if let Some(positions) = positions {
-        for (first_row, rows) in ctx.consecutive_rows() {
-            ctx.backend.positions_backward(PositionsBackward {
-                dx: dx.slice(elements(&rows, shape.hidden)),
-                // The first part overwrites the gradient of an earlier step, and the others accumulate.
-                dtable: positions.get(ParameterKind::Positions),
-                first_row,
-                sequence: shape.sequence,
-                rows: rows.len(),
-                width: shape.hidden,
-            });
-        }
+    for (first_row, rows) in ctx.consecutive_rows() {
+        // The first part overwrites the gradient of an earlier step, and the others accumulate.
+        let dtable = positions.and_then(|positions| positions.find(ParameterKind::Positions));
+        let Some(dtable) = dtable else { break };
+        ctx.backend.positions_backward(PositionsBackward {
+            dx: dx.slice(elements(&rows, shape.hidden)),
+            dtable,
+            first_row,
+            sequence: shape.sequence,
+            rows: rows.len(),
+            width: shape.hidden,
+        });
     }
+    let Some(dtable) = table.find(ParameterKind::Table) else { return };
     if let Some(factor) = shape.embedding_scale {
         ctx.backend.scale(factor, dx.view());
     }
@@ -82,7 +83,7 @@ pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, pos
         tokens,
         dout: gathered.whole(ctx),
         first: shape.first_token,
-        dtable: table.get(ParameterKind::Table),
+        dtable,
         rows: shape.rows,
         width: shape.hidden,
     });

@@ -126,7 +126,7 @@ pub fn decode(ctx: &Context, x: &Buffer, last: View, w: &HeadWeights) -> Buffer 
     ctx.tensor.run(Collective::AllGather, all)
 }
 
-/// Runs the head's backward. Returns the gradient of its input and, unless `part` is [`BackwardPart::Both`], the inputs of the
+/// Runs the head's backward. Returns the gradient of its input and, if `part` is [`BackwardPart::Input`], the inputs of the
 /// weight part.
 ///
 /// `output` is where the gradient of the output matrix is written: by [`BackwardPart::Both`], and by
@@ -142,19 +142,18 @@ pub fn backward(
 ) -> (Buffer, Option<HeadWeightInputs>) {
     let HeadActivations { x, statistics, normed, logits } = saved;
     let shape = ctx.shape;
-    let normed = match normed {
-        Some(normed) => Chunks::one(normed),
-        None => ctx.normed(x.view(), norm_weights(w), statistics.view()),
-    };
+    let trained = output.gradients.are_trained();
+    let normed_again = || ctx.normed(x.view(), norm_weights(w), statistics.view());
     let (dnormed, weight_inputs) = match logits {
         LogitsGradient::Computed(dlogits) => {
+            let normed = trained.then(|| normed.map_or_else(normed_again, Chunks::one));
             let dnormed = ctx.partial_product(|dnormed, rows| {
                 input_gradient(ctx, dlogits.slice(elements(&rows, shape.vocab)), w, dnormed);
             });
-            (dnormed, HeadWeightInputs(Some((normed.into_whole(ctx), dlogits))))
+            (dnormed, HeadWeightInputs(normed.map(|normed| (normed.into_whole(ctx), dlogits))))
         }
         LogitsGradient::FromTargets(targets) => {
-            let normed = normed.into_whole(ctx);
+            let normed = normed.map_or_else(normed_again, Chunks::one).into_whole(ctx);
             let dnormed = ctx.partial_product(|dnormed, rows| {
                 for part in parts(rows.clone(), shape.head_rows) {
                     let dlogits = logits_of_rows(ctx, normed.view(), &part, w);
@@ -178,13 +177,10 @@ pub fn backward(
             (dnormed, HeadWeightInputs(None))
         }
     };
-    let weight_inputs = if part == BackwardPart::Both {
+    if part == BackwardPart::Both {
         weight_part(ctx, &weight_inputs, output);
-        drop(weight_inputs);
-        None
-    } else {
-        Some(weight_inputs)
-    };
+    }
+    let weight_inputs = (part == BackwardPart::Input).then_some(weight_inputs);
     let dx = ctx.sum_at_once(dnormed, |dy, dx| {
         ctx.backend.norm_backward(NormBackward {
             dy,
@@ -194,7 +190,8 @@ pub fn backward(
             residual: None,
             residual_sum: None,
             dx,
-            dweight: norm.get(ParameterKind::FinalNormWeight),
+            centred: norm_weights(w).bias.is_some(),
+            dweight: norm.find(ParameterKind::FinalNormWeight),
             dbias: norm.find(ParameterKind::FinalNormBias),
             rows: shape.own_rows,
             width: shape.hidden,
@@ -235,12 +232,13 @@ pub fn weight_part(ctx: &Context, weight_inputs: &HeadWeightInputs, output: &Out
     }
 }
 
-/// Adds the gradient of the output matrix by some rows.
+/// Adds the gradient of the output matrix by some rows, unless the matrix is frozen.
 fn output_gradient(ctx: &Context, dlogits: View, normed: View, rows: usize, output: &OutputGradient) {
+    let Some(dweight) = output.gradients.find(output.kind) else { return };
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy: dlogits,
         x: normed,
-        dweight: output.gradients.get(output.kind),
+        dweight,
         dbias: None,
         rows,
         inputs: ctx.shape.hidden,

@@ -179,8 +179,8 @@ fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buff
     (y, LayerActivations { x, middle, attention_norm, attention, attention_end, mlp_norm, mlp, mlp_end })
 }
 
-/// Runs the layer's backward. Returns the gradient of its input and, unless `part` is [`BackwardPart::Both`], the inputs of
-/// the weight part.
+/// Runs the layer's backward. Returns the gradient of its input and, if `part` is [`BackwardPart::Input`], the inputs of the
+/// weight part.
 pub fn backward(
     ctx: &Context,
     dy: Buffer,
@@ -200,6 +200,8 @@ pub fn backward(
         mlp_end,
     } = saved;
 
+    let trained = part != BackwardPart::Frozen;
+
     // The MLP, and the gradient of the stream before it.
     let mlp_end =
         mlp_end.map(|saved| end_norm_backward(ctx, dy.view(), saved, w, g, ParameterKind::MlpEndNormWeight));
@@ -207,9 +209,10 @@ pub fn backward(
     let sequential = middle.is_some();
     let mlp_stream = middle.as_ref().unwrap_or(&x);
     let NormActivations { statistics, out } = mlp_saved;
-    let mut mlp_x = input_again(ctx, mlp_stream.view(), mlp_norm(w), statistics.as_ref(), out);
-    let (dinput, mlp) = mlp::backward(ctx, &mut mlp_dy, &mut mlp_x, mlp, w, g, part);
-    let mlp_x = (part == BackwardPart::Input).then(|| mlp_x.into_saved(ctx));
+    let mut mlp_x =
+        trained.then(|| input_again(ctx, mlp_stream.view(), mlp_norm(w), statistics.as_ref(), out));
+    let (dinput, mlp) = mlp::backward(ctx, &mut mlp_dy, mlp_x.as_mut(), mlp, w, g, part);
+    let mlp_x = mlp_x.filter(|_| part == BackwardPart::Input).map(|x| x.into_saved(ctx));
     let norm = mlp_norm(w).zip(statistics.as_ref());
     let norm = norm.map(|(weights, statistics)| StreamNorm {
         x: mlp_stream.view(),
@@ -236,10 +239,11 @@ pub fn backward(
         bias_gradient(ctx, dy.view(), g, ParameterKind::AttentionOutBias);
     }
     let NormActivations { statistics, out } = attention_saved;
-    let mut attention_x = input_again(ctx, x.view(), attention_norm(w), statistics.as_ref(), out);
+    let mut attention_x =
+        trained.then(|| input_again(ctx, x.view(), attention_norm(w), statistics.as_ref(), out));
     let dout = attention_dy.as_mut().unwrap_or(&mut mlp_dy);
-    let (dinput, attention) = attention::backward(ctx, dout, &mut attention_x, attention, w, g, part);
-    let attention_x = (part == BackwardPart::Input).then(|| attention_x.into_saved(ctx));
+    let (dinput, attention) = attention::backward(ctx, dout, attention_x.as_mut(), attention, w, g, part);
+    let attention_x = attention_x.filter(|_| part == BackwardPart::Input).map(|x| x.into_saved(ctx));
     let norm = attention_norm(w).zip(statistics.as_ref());
     let norm = norm.map(|(weights, statistics)| StreamNorm {
         x: x.view(),
@@ -381,7 +385,8 @@ fn end_norm_backward(
         residual: None,
         residual_sum: None,
         dx: dx.view(),
-        dweight: g.get(kind),
+        centred: false,
+        dweight: g.find(kind),
         dbias: None,
         rows: ctx.shape.own_rows,
         width: ctx.shape.hidden,
@@ -424,7 +429,8 @@ fn input_backward(
             residual: Some(residual),
             residual_sum: norm.residual_bias.and_then(|kind| g.find(kind)),
             dx,
-            dweight: g.get(norm.weight),
+            centred: norm.weights.bias.is_some(),
+            dweight: g.find(norm.weight),
             dbias: g.find(norm.bias),
             rows,
             width,

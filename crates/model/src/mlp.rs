@@ -87,11 +87,11 @@ pub(crate) fn forward(
 /// Computes this rank's part of the gradient of the input from the gradient of the output. The parts are to be summed
 /// over tp.
 ///
-/// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
+/// With [`BackwardPart::Both`] it also computes the gradients of the weights from `x`, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
     dy: &mut AllRows,
-    x: &mut BranchInput,
+    x: Option<&mut BranchInput>,
     saved: MlpActivations,
     w: &Weights,
     g: &Gradients,
@@ -99,7 +99,8 @@ pub(crate) fn backward(
 ) -> (Chunks, Option<MlpWeightInputs>) {
     let (shape, width) = (ctx.shape, ctx.shape.mlp_in_width());
     let MlpActivations { pre, act } = saved;
-    let mut act = Some(act.unwrap_or_else(|| activated(ctx, pre.view())));
+    let trained = part != BackwardPart::Frozen;
+    let mut act = if trained { act.or_else(|| Some(activated(ctx, pre.view()))) } else { None };
     // The gradient of the output matrix comes first, so that its input is freed early. It needs all rows of `dy`, so if
     // these are still being gathered, the product that takes them chunk by chunk comes first.
     let gathering = shape.overlap && shape.sequence_parallel;
@@ -144,7 +145,7 @@ pub(crate) fn backward(
         ctx.linear_backward_input(op, dpre_float8.as_ref().map(|dpre| dpre.rows(&rows)), weight.as_ref());
     });
     drop(weight);
-    if part == BackwardPart::Both {
+    if let Some(x) = x.filter(|_| part == BackwardPart::Both) {
         let dbias = if in_passing { None } else { g.find(ParameterKind::MlpInBias) };
         let dpre_float8 = dpre_float8.as_ref().map(Float8Matrix::transposed);
         in_weight_gradient(ctx, x.factor(ctx), dpre.view(), g, dbias, dpre_float8);

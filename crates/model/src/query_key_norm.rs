@@ -86,7 +86,7 @@ pub(crate) fn backward(ctx: &Context, w: &Weights, g: &Gradients, saved: QueryKe
     for (i, (part, d)) in parts.into_iter().zip(gradients).enumerate() {
         let Part { rows, width, .. } = part;
         let (x, statistics) = (saved[i].x.view(), saved[i].statistics.view());
-        let (weight, dweight) = (w.get(part.weight), g.get(part.weight));
+        let (weight, dweight) = (w.get(part.weight), g.find(part.weight));
         match &dots {
             None => ctx.backend.norm_backward(NormBackward {
                 dy: d.view(),
@@ -96,6 +96,7 @@ pub(crate) fn backward(ctx: &Context, w: &Weights, g: &Gradients, saved: QueryKe
                 residual: None,
                 residual_sum: None,
                 dx: d.view(),
+                centred: false,
                 dweight,
                 dbias: None,
                 rows,

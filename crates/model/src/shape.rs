@@ -82,6 +82,17 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// The same for a layer whose weights are frozen. What selective recomputation does not save are factors of gradients of weights,
+    /// which a frozen layer never computes.
+    #[must_use]
+    pub fn frozen(&self) -> Shape {
+        let recompute = match self.recompute {
+            Recompute::None | Recompute::Selective => Recompute::Selective,
+            Recompute::Full => Recompute::Full,
+        };
+        Shape { recompute, ..self.clone() }
+    }
+
     /// The shape of the rank at `at` of a plan.
     pub fn new(plan: &Plan, at: Coordinate) -> Self {
         let (model, tp) = (&plan.model, plan.mesh.tp());

@@ -72,33 +72,39 @@ impl WrittenParameters {
     }
 }
 
-/// The whole gradient of a unit on this rank, and which of its parameters have been written in this step.
+/// The whole gradient of a unit on this rank, unless the unit is frozen, and which of its parameters have been written in this
+/// step.
 ///
 /// The first write of a step overwrites and later ones accumulate, so gradients need not be zeroed.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradients<'a> {
-    flat: View<'a>,
+    flat: Option<View<'a>>,
     layout: &'a UnitLayout,
     written: &'a WrittenParameters,
 }
 
 impl<'a> Gradients<'a> {
-    /// The gradients in a flat buffer with this layout. Records in `written` which parameters are written.
-    pub fn new(flat: View<'a>, layout: &'a UnitLayout, written: &'a WrittenParameters) -> Self {
+    /// The gradients in a flat buffer with this layout, if there are any. Records in `written` which parameters are written.
+    pub fn new(flat: Option<View<'a>>, layout: &'a UnitLayout, written: &'a WrittenParameters) -> Self {
         Gradients { flat, layout, written }
     }
 
-    /// Where to write the gradient of one parameter.
+    /// Whether the unit is trained.
+    pub fn are_trained(&self) -> bool {
+        self.flat.is_some()
+    }
+
+    /// Where to write the gradient of one parameter. Panics if there is none.
     pub fn get(&self, kind: ParameterKind) -> Gradient<'a> {
         self.span(kind, kind)
     }
 
-    /// Where to write the gradient of the parameter of this kind, or `None` if the model family lacks it.
+    /// Where to write the gradient of the parameter of this kind, or `None` if the model family lacks it or it is frozen.
     pub fn find(&self, kind: ParameterKind) -> Option<Gradient<'a>> {
-        self.layout.find(kind).map(|_| self.get(kind))
+        self.flat.and_then(|_| self.layout.find(kind)).map(|_| self.get(kind))
     }
 
-    /// Where to write the gradient of adjacent parameters that are one matrix.
+    /// Where to write the gradient of adjacent parameters that are one matrix. Panics if there is none.
     pub fn span(&self, first: ParameterKind, last: ParameterKind) -> Gradient<'a> {
         let range = self.layout.span(first, last);
         let parameters = self.layout.placed.iter().zip(&self.written.0);
@@ -107,12 +113,13 @@ impl<'a> Gradients<'a> {
         let alike = covered.clone().all(|(_, written)| written.get() == accumulate);
         debug_assert!(alike, "adjacent parameters are written together");
         covered.for_each(|(_, written)| written.set(true));
-        Gradient { view: self.flat.slice(range), accumulate }
+        let flat = self.flat.unwrap_or_else(|| panic!("{} is frozen", self.layout.unit));
+        Gradient { view: flat.slice(range), accumulate }
     }
 
     /// Where to write the gradient of adjacent parameters that only some families have.
     pub fn find_span(&self, first: ParameterKind, last: ParameterKind) -> Option<Gradient<'a>> {
-        self.layout.find(first).map(|_| self.span(first, last))
+        self.flat.and_then(|_| self.layout.find(first)).map(|_| self.span(first, last))
     }
 }
 

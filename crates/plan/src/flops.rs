@@ -6,7 +6,7 @@
 use kintsugi_spec::ModelSpec;
 use serde::Serialize;
 
-use crate::{Compute, Plan, Recompute};
+use crate::{Block, Compute, Plan, Recompute, Unit};
 
 /// FLOPs of one step, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -21,17 +21,36 @@ pub struct Flops {
 impl Plan {
     /// FLOPs of one step.
     pub fn flops(&self) -> Flops {
-        let passes = if self.memory.recompute == Recompute::Full { 4.0 } else { 3.0 };
-        let pass = self.tokens_per_step() as f64 * pass_per_token(&self.model, self.batch.sequence);
-        let head_pass = 2.0 * self.model.hidden as f64 * self.model.vocab as f64;
-        let again = if self.divides_head() { self.tokens_per_step() as f64 * head_pass } else { 0.0 };
-        Flops { model: 3.0 * pass, hardware: passes * pass + again }
+        let Plan { model, batch, .. } = self;
+        let (tokens, first) = (self.tokens_per_step() as f64, self.first_backward());
+        // A forward, the gradient of the input, and that of the weights.
+        let passes = |block, unit| {
+            1.0 + f64::from(u8::from(block >= first)) + f64::from(u8::from(!self.is_frozen(unit)))
+        };
+        let repeats = self.memory.recompute == Recompute::Full;
+        let again = |block| f64::from(u8::from(repeats && block >= first));
+        let head = head_per_token(model);
+        let output = if model.tied { Unit::Table } else { Unit::Head };
+        let (mut own, mut repeated) = (passes(Block::Head, output) * head, again(Block::Head) * head);
+        for layer in 0..model.layers {
+            let (block, pass) = (Block::Layer(layer), layer_per_token(model, batch.sequence, layer));
+            own += passes(block, Unit::Layer(layer)) * pass;
+            repeated += again(block) * pass;
+        }
+        let logits = if self.divides_head() { 2.0 * (model.hidden * model.vocab) as f64 } else { 0.0 };
+        Flops { model: tokens * own, hardware: tokens * (own + repeated + logits) }
     }
 
     /// The FLOPs of the head in units of a mean layer's, counting matrix products of the forward.
     pub fn head_in_layers(&self) -> f64 {
         2.0 * self.model.hidden as f64 * self.model.vocab as f64 * self.model.layers as f64
-            / layers_per_token(&self.model, self.batch.sequence)
+            / self.layers_per_token()
+    }
+
+    /// The FLOPs of one pass through all layers for one token.
+    fn layers_per_token(&self) -> f64 {
+        let layers = 0..self.model.layers;
+        layers.map(|layer| layer_per_token(&self.model, self.batch.sequence, layer)).sum()
     }
 
     /// Model FLOPs utilisation of a step of this many seconds, if the peak of the devices is known.
@@ -54,22 +73,20 @@ impl Plan {
     }
 }
 
-/// FLOPs of one pass for one token; all passes of a step count the same.
-fn pass_per_token(model: &ModelSpec, sequence: usize) -> f64 {
+/// FLOPs of one pass through the head for one token; all passes of a step count the same.
+fn head_per_token(model: &ModelSpec) -> f64 {
     // Full recomputation does not repeat the output matrix: 6·h·V in total, which the formula spreads over four passes.
-    let output = 1.5 * model.hidden as f64 * model.vocab as f64;
-    layers_per_token(model, sequence) + output
+    1.5 * model.hidden as f64 * model.vocab as f64
 }
 
-/// The same for all layers. A token of a layer with a window attends to no more than its window.
-fn layers_per_token(model: &ModelSpec, sequence: usize) -> f64 {
-    let seen = |layer| model.window(layer).map_or(sequence, |window| window.min(sequence));
-    let attended: f64 = (0..model.layers).map(|layer| seen(layer) as f64).sum();
+/// The same for a layer. A token of a layer with a window attends to no more than its window.
+fn layer_per_token(model: &ModelSpec, sequence: usize, layer: usize) -> f64 {
+    let attended = model.window(layer).map_or(sequence, |window| window.min(sequence)) as f64;
     let [hidden, ffn] = [model.hidden, model.ffn].map(|n| n as f64);
     let [queries, keys] = [model.heads, model.kv_heads].map(|heads| (heads * model.head_dim) as f64);
     let mlp_matrices = if model.activation.is_gated() { 3.0 } else { 2.0 };
     let matrices = 2.0 * hidden * (2.0 * queries + 2.0 * keys + mlp_matrices * ffn);
-    model.layers as f64 * matrices + 4.0 * attended * queries
+    matrices + 4.0 * attended * queries
 }
 
 #[cfg(test)]
@@ -103,6 +120,20 @@ mod tests {
             source.set(format!("parallel.dp={dp}")).plan().unwrap().peak_flops()
         };
         assert_eq!([1, 2, 8].map(peak), [Some(2e9), Some(1e9), Some(0.25e9)]);
+    }
+
+    #[test]
+    fn frozen_layers_have_a_forward_and_perhaps_the_gradient_of_their_input() {
+        let of = |patterns: &[&str]| {
+            let group = |pattern: &&str| format!("{{ parameters = \"{pattern}\", frozen = true }}");
+            let groups: Vec<String> = patterns.iter().map(group).collect();
+            flops(&["model.preset=llama3-8b", &format!("optimizer.groups=[{}]", groups.join(", "))]).model
+        };
+        // 32 layers: three passes each, and as much as 3 · 1.5 · 4096 · 128256 for the head.
+        let (all, last) = (of(&[]), of(&["layer.31.*"]));
+        let layer = all - last;
+        assert!(close(of(&["table.*", "layer.0.*"]), all - 2.0 * layer), "no backward below layer 1");
+        assert!(close(of(&["layer.0.*"]), all - layer), "the table needs a gradient");
     }
 
     #[test]

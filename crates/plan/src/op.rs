@@ -45,6 +45,8 @@ pub enum BackwardPart {
     Input,
     /// Only the gradients of the weights, from what the input part saved.
     Weight,
+    /// Only the gradient of the input, because the weights are frozen. Saves nothing.
+    Frozen,
 }
 
 /// What a computation does with a block.
@@ -52,7 +54,7 @@ pub enum BackwardPart {
 pub enum Computation {
     /// Runs it and saves the activations for its backward, or only its input with full recomputation.
     Forward,
-    /// Runs it and saves nothing (evaluation).
+    /// Runs it and saves nothing: in an evaluation, or if no backward follows.
     Evaluate,
     /// Runs it on new tokens, with the KV cache of the earlier ones (generation).
     Decode,
@@ -219,6 +221,7 @@ impl fmt::Display for Computation {
             Computation::Backward(BackwardPart::Both) => "backward",
             Computation::Backward(BackwardPart::Input) => "backward-input",
             Computation::Backward(BackwardPart::Weight) => "backward-weight",
+            Computation::Backward(BackwardPart::Frozen) => "backward-frozen",
         })
     }
 }

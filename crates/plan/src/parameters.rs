@@ -271,11 +271,14 @@ impl Plan {
 
     /// Number of parameters of the model, without vocabulary padding.
     pub fn parameter_count(&self) -> u64 {
-        let elements =
-            |unit| parameters(&self.model, unit, 1).iter().map(|p| p.valid_elements() as u64).sum::<u64>();
-        let layers = self.model.layers as u64;
-        let rest: u64 = self.units().into_iter().filter(|u| !matches!(u, Unit::Layer(_))).map(elements).sum();
-        rest + layers * elements(Unit::Layer(0))
+        let others = self.units().into_iter().filter(|unit| !matches!(unit, Unit::Layer(_)));
+        let others: u64 = others.map(|unit| self.elements(unit)).sum();
+        others + self.model.layers as u64 * self.elements(Unit::Layer(0))
+    }
+
+    /// Number of parameters of a unit, without vocabulary padding.
+    pub(crate) fn elements(&self, unit: Unit) -> u64 {
+        parameters(&self.model, unit, 1).iter().map(|parameter| parameter.valid_elements() as u64).sum()
     }
 }
 

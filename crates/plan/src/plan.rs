@@ -7,8 +7,8 @@ use kintsugi_spec::{ClusterSpec, FrameworkSpec, ModelSpec};
 use serde::Serialize;
 
 use crate::{
-    Axis, Batch, Block, ContextAttention, Data, Group, MemoryOptions, Mesh, Optimizer, Phase, PhaseKind,
-    Pipeline, Precision, Run, ScheduleKind, Sharding, Unit,
+    Axis, Batch, Block, ContextAttention, Data, FrozenUnits, Group, MemoryOptions, Mesh, Optimizer, Phase,
+    PhaseKind, Pipeline, Precision, Run, ScheduleKind, Sharding, Unit,
 };
 
 /// A validated training plan: model, batch, mesh, placement, schedule and precision.
@@ -38,6 +38,9 @@ pub struct Plan {
     pub memory: MemoryOptions,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// The units that it does not change. They follow from its groups.
+    #[serde(skip)]
+    pub frozen: FrozenUnits,
     /// The data.
     pub data: Data,
     /// The machine.
@@ -228,12 +231,13 @@ impl Plan {
             .collect()
     }
 
-    /// The first and the last layer of a stage, in model order. Every stage has at least one layer.
-    pub fn outer_layers(&self, stage: usize) -> [Block; 2] {
-        let blocks = self.stage_blocks(stage);
-        let mut layers = blocks.into_iter().filter(|block| matches!(block, Block::Layer(_)));
-        let first = layers.next().expect("every chunk has a layer");
-        [first, layers.next_back().unwrap_or(first)]
+    /// The layers of a stage with the last backward, if any has one, and with the last forward.
+    pub fn last_layers(&self, stage: usize) -> (Option<Block>, Block) {
+        let mut layers = self.stage_blocks(stage);
+        layers.retain(|block| matches!(block, Block::Layer(_)));
+        let &last = layers.last().expect("every chunk has a layer");
+        let first = self.first_backward();
+        (layers.into_iter().find(|&layer| layer >= first), last)
     }
 
     /// The units whose weights a block uses.

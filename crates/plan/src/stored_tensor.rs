@@ -50,11 +50,12 @@ impl Plan {
 
     /// Whether a parameter has one of these tensors.
     pub fn stores(&self, parameter: &Parameter, stored: StoredTensor) -> bool {
+        let trained = !self.is_frozen(parameter.unit);
         match stored {
             StoredTensor::Weights => true,
-            StoredTensor::Average => self.averages_weights(),
+            StoredTensor::Average => trained && self.averages_weights(),
             StoredTensor::FirstMoment | StoredTensor::SecondMoment | StoredTensor::Momentum => {
-                self.optimizer.states_of(parameter).contains(&stored)
+                trained && self.optimizer.states_of(parameter).contains(&stored)
             }
         }
     }

@@ -83,7 +83,7 @@ impl Rank {
                 let x = self.take_input(block, micro);
                 let unit = self.unit(Unit::Layer(i));
                 let (y, _) = layer::evaluate(&self.layer_context(micro, i), x, &unit.weights());
-                if block == self.outer_layers[1] {
+                if block == self.last_layers.1 {
                     self.in_flight.starts.remove(&micro);
                 }
                 self.in_flight.inputs.insert((self.next(block), micro), y);
@@ -129,7 +129,7 @@ impl Rank {
                 let (ctx, unit) = (self.layer_context(micro, i), self.unit(Unit::Layer(i)));
                 let (dx, weight_inputs) =
                     layer::backward(&ctx, dy, saved, &unit.weights(), &unit.gradients(), part);
-                if block == self.outer_layers[0] {
+                if Some(block) == self.last_layers.0 {
                     self.in_flight.starts.remove(&micro);
                 }
                 (dx, weight_inputs.map(BlockWeightInputs::Layer))
@@ -155,7 +155,9 @@ impl Rank {
         if let Some(weight_inputs) = weight_inputs {
             self.in_flight.weight_inputs.insert((block, micro), weight_inputs);
         }
-        self.in_flight.gradients.insert((self.previous(block), micro), dx);
+        if block > self.first_backward {
+            self.in_flight.gradients.insert((self.previous(block), micro), dx);
+        }
     }
 
     fn weight_part(&mut self, block: Block, micro: usize) {

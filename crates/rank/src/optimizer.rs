@@ -17,7 +17,7 @@ impl Rank {
     /// first one counts it.
     pub(crate) fn measure(&self) {
         let mut parts = Vec::with_capacity(2 * self.units.len());
-        for (i, unit) in self.units.iter().enumerate() {
+        for (i, unit) in self.units.iter().enumerate().filter(|(_, unit)| unit.is_trained()) {
             let (gradient, _) = unit.owned_gradient();
             let unreduced = unit.first_reduction.is_none();
             let own = unreduced.then(|| self.unit_norms.slice(i..i + 1));

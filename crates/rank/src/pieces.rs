@@ -27,9 +27,12 @@ pub struct UnitValues {
 pub type WholeParameters = BTreeMap<String, Vec<f32>>;
 
 impl Rank {
-    pub(crate) fn pieces(&self, view: impl Fn(&UnitState) -> (View<'_>, Range<usize>)) -> Vec<UnitValues> {
-        self.units
-            .iter()
+    pub(crate) fn pieces<'a>(
+        &'a self,
+        units: impl Iterator<Item = &'a UnitState>,
+        view: impl Fn(&UnitState) -> (View<'_>, Range<usize>),
+    ) -> Vec<UnitValues> {
+        units
             .map(|state| {
                 let (view, range) = view(state);
                 let values = self.backend.read(view);
@@ -47,10 +50,11 @@ pub struct AssembledParameters {
     pub diverged: BTreeSet<String>,
 }
 
-/// Assembles whole parameters. Panics if an element is missing.
+/// Assembles the whole parameters of the units that have pieces. Panics if an element of them is missing.
 pub fn assemble(plan: &Plan, pieces: &[UnitValues]) -> AssembledParameters {
     let (mut whole, mut diverged) = (WholeParameters::new(), BTreeSet::new());
-    for unit in plan.units() {
+    let has_pieces = |unit: &Unit| pieces.iter().any(|piece| piece.unit == *unit);
+    for unit in plan.units().into_iter().filter(has_pieces) {
         let layout = plan.layout(unit);
         for placed in &layout.placed {
             let parameter = &placed.parameter;

@@ -100,8 +100,12 @@ pub struct Rank {
     /// The indices of the units whose gradients each block writes.
     pub(crate) written_by: HashMap<Block, Vec<usize>>,
     pub(crate) has_positions: bool,
-    /// The first and the last layer on this rank. The starts are needed from one to the other.
-    pub(crate) outer_layers: [Block; 2],
+    /// The layers with the last backward, if there is one, and with the last forward. The starts are needed up to them.
+    pub(crate) last_layers: (Option<Block>, Block),
+    /// The first block with a backward.
+    pub(crate) first_backward: Block,
+    /// The sizes of layers whose weights are frozen: they save no factors of gradients of weights.
+    frozen_shape: Shape,
     /// The units whose gradients this rank counts in the global norm.
     pub(crate) owned_units: Vec<Unit>,
     pub(crate) in_flight: InFlight,
@@ -156,7 +160,8 @@ impl Rank {
         };
         let (sums, control, unit_norms) = (scalars(SUMS), scalars(control::LEN), scalars(names.len()));
         let index: HashMap<Unit, usize> = names.into_iter().enumerate().map(|(i, unit)| (unit, i)).collect();
-        let units_of = |block| plan.block_units(block).into_iter().map(|unit| index[&unit]).collect();
+        let trained = |block| plan.block_units(block).into_iter().filter(|&unit| !plan.is_frozen(unit));
+        let units_of = |block| trained(block).map(|unit| index[&unit]).collect();
         let rank = Rank {
             owned_units: plan.owned_units(at.pp()),
             written_by: plan
@@ -165,7 +170,9 @@ impl Rank {
                 .map(|block| (block, units_of(block)))
                 .collect(),
             has_positions: index.contains_key(&Unit::Positions),
-            outer_layers: plan.outer_layers(at.pp()),
+            last_layers: plan.last_layers(at.pp()),
+            first_backward: plan.first_backward(),
+            frozen_shape: shape.frozen(),
             rounds: Rounds::new(&plan, at, &groups),
             index,
             plan,
@@ -212,6 +219,7 @@ impl Rank {
     /// Changes the sizes that this rank's blocks work with, to make a deliberate mistake.
     pub fn change_shape(&mut self, change: impl FnOnce(&mut Shape)) {
         change(&mut self.shape);
+        self.frozen_shape = self.shape.frozen();
     }
 
     /// Asks all ranks to stop. The next step and every step after it carry the request in their sums.
@@ -393,12 +401,12 @@ impl Rank {
 
     /// This rank's part of the reduced gradients, on the host.
     pub fn gradients(&self) -> Vec<UnitValues> {
-        self.pieces(UnitState::owned_gradient)
+        self.pieces(self.units.iter().filter(|unit| unit.is_trained()), UnitState::owned_gradient)
     }
 
     /// This rank's part of the weights, on the host.
     pub fn weights(&self) -> Vec<UnitValues> {
-        self.pieces(UnitState::resident_weights)
+        self.pieces(self.units.iter(), UnitState::resident_weights)
     }
 
     pub(crate) fn context(&self) -> Context<'_> {
@@ -414,7 +422,9 @@ impl Rank {
     /// The context of a layer, with the first token that each token of the micro-batch attends to, if that is not token 0.
     pub(crate) fn layer_context(&self, micro: usize, layer: usize) -> Context<'_> {
         let starts = self.plan.starts_of(layer).map(|range| self.in_flight.starts[&micro].slice(range));
-        Context { starts, ..self.context() }
+        let frozen = self.plan.is_frozen(Unit::Layer(layer));
+        let shape = if frozen { &self.frozen_shape } else { &self.shape };
+        Context { starts, shape, ..self.context() }
     }
 
     pub(crate) fn unit(&self, unit: Unit) -> &UnitState {

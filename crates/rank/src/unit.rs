@@ -48,6 +48,8 @@ const PIECE: usize = 1 << 18;
 /// A unit on one rank.
 pub(crate) struct UnitState {
     pub layout: UnitLayout,
+    /// Whether training leaves the weights as they are.
+    frozen: bool,
     /// Number of elements at the start whose gradient is summed over tp.
     summed_over_tp: usize,
     types: ElementTypes,
@@ -81,13 +83,14 @@ impl UnitState {
         types: ElementTypes,
         purpose: Purpose,
     ) -> Self {
-        let trains = purpose == Purpose::Training;
+        let frozen = plan.is_frozen(unit);
+        let trains = purpose == Purpose::Training && !frozen;
         let (layout, sharding) = (plan.layout(unit), plan.sharding);
         let pieces = std::array::from_fn(|depth| sharding.piece(layout.len, plan.mesh.replica(at), depth));
         let shard = |shards: usize| pieces[sharding.depth(shards)].clone();
         let (resident, gradient_range) = (shard(sharding.weights), shard(sharding.gradients));
-        // A rank that does not train owns no states.
-        let owned = if trains { shard(sharding.states) } else { 0..0 };
+        // A rank that does not train owns nothing.
+        let owned = if purpose == Purpose::Training { shard(sharding.states) } else { 0..0 };
         let gradients_sharded = trains && sharding.gradients > 1;
         let allocate = |len, dtype, category| backend.allocate(len, dtype, category);
         let weights = UnitWeights::new(allocate(resident.len(), types.compute, Category::Weights));
@@ -96,7 +99,11 @@ impl UnitState {
         let master = (trains && !exact).then(|| allocate(owned.len(), accumulator, Category::States));
         let averages = trains && plan.averages_weights();
         let average = averages.then(|| allocate(owned.len(), accumulator, Category::States));
-        let states = State::all(backend, &plan.optimizer, &layout, &owned, types.states);
+        let states = if trains {
+            State::all(backend, &plan.optimizer, &layout, &owned, types.states)
+        } else {
+            Vec::new()
+        };
         let gradient_shard = if gradients_sharded {
             GradientShard::Stale(allocate(gradient_range.len(), types.gradient, Category::Gradients))
         } else {
@@ -111,9 +118,10 @@ impl UnitState {
         };
         let summed_over_tp = layout.summed_over_tp(plan.sequence_parallel);
         let first_reduction = plan.gradient_reductions(at.pp(), unit, || summed_over_tp).first();
-        let runs = Run::all(&plan.optimizer, &layout, &owned);
+        let runs = if trains { Run::all(&plan.optimizer, &layout, &owned) } else { Vec::new() };
         let mut state = UnitState {
             layout,
+            frozen,
             summed_over_tp,
             types,
             sharding,
@@ -183,8 +191,9 @@ impl UnitState {
                 if let Some(master) = master {
                     fill(&self.owned, master.view(), None)?;
                 }
-                // As after a refresh, so that a resumed run has the bits of one that did not stop.
-                fill(&self.resident, weights.view(), self.sharding.quantized.refresh)
+                // As after a refresh, so that a resumed run has the bits of one that did not stop. Frozen weights have none.
+                let codes = self.sharding.quantized.refresh.filter(|_| !self.frozen);
+                fill(&self.resident, weights.view(), codes)
             }
         }
     }
@@ -213,6 +222,11 @@ impl UnitState {
         Weights::new(self.weights.whole().view(), &self.layout)
     }
 
+    /// Whether it has a gradient.
+    pub fn is_trained(&self) -> bool {
+        !self.frozen
+    }
+
     /// Allocates the whole gradient unless it exists.
     pub fn make_gradient(&mut self, backend: &dyn Backend) {
         if let WholeGradient::Absent = self.gradient.whole {
@@ -226,9 +240,10 @@ impl UnitState {
         }
     }
 
-    /// The whole gradient, to be written.
+    /// The whole gradient, to be written, unless the unit is frozen.
     pub fn gradients(&self) -> Gradients<'_> {
-        Gradients::new(self.gradient.whole.numbers().view(), &self.layout, &self.gradient.written)
+        let whole = (!self.frozen).then(|| self.gradient.whole.numbers().view());
+        Gradients::new(whole, &self.layout, &self.gradient.written)
     }
 
     /// Begins a step: the first writes overwrite the previous step's gradient.
@@ -237,7 +252,7 @@ impl UnitState {
         self.gradient.written.clear();
     }
 
-    /// The part of the reduced gradient that this rank owns, and its range in the flat buffer.
+    /// The part of the reduced gradient that this rank owns, and its range in the flat buffer. Frozen units have none.
     pub fn owned_gradient(&self) -> (View<'_>, Range<usize>) {
         let view = match &self.gradient.shard {
             GradientShard::NotSharded => self.gradient.whole.numbers().slice(self.owned.clone()),
@@ -286,9 +301,11 @@ impl UnitState {
 
     /// The parameters that are updated element by element.
     pub fn parameters(&self) -> impl Iterator<Item = Parameters<'_>> {
-        let gradient = self.owned_gradient().0;
         let elementwise = self.runs.iter().filter(|run| !run.whole);
-        elementwise.map(move |run| self.updated(run, gradient.slice(within(&run.range, &self.owned))))
+        elementwise.map(|run| {
+            let gradient = self.owned_gradient().0;
+            self.updated(run, gradient.slice(within(&run.range, &self.owned)))
+        })
     }
 
     /// The gradients and momenta of matrices that are updated whole, and the places of their directions in `out`, which has an

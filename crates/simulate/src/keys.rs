@@ -50,6 +50,7 @@ impl Choices {
             overlap_tp: _,
             precision: _,
             optimizer: _,
+            frozen: _,
             data: _,
             cluster: _,
             framework: _,
@@ -133,8 +134,8 @@ impl BlockCostKey {
 #[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 pub(crate) struct UnitCostKey {
     mesh: Mesh,
-    /// Per stage.
-    layers: Vec<usize>,
+    /// Per stage: all, and those that are trained.
+    layers: Vec<[usize; 2]>,
     sharding: Sharding,
     sequence_parallel: bool,
     split: bool,
@@ -145,9 +146,10 @@ impl UnitCostKey {
     pub(crate) fn of(plan: &Plan) -> Self {
         let Choices { mesh, micro: _, batches, chunks, sequence_parallel, sharding, recompute: _ } =
             Choices::of(plan);
+        let stages = plan.stage_layers().into_iter().enumerate();
         UnitCostKey {
             mesh,
-            layers: plan.stage_layers(),
+            layers: stages.map(|(stage, all)| [all, plan.trained_layers(stage)]).collect(),
             sharding,
             sequence_parallel,
             split: chunks.splits_backward(),

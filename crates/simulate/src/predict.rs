@@ -148,12 +148,13 @@ fn run_stage(plan: &Plan, stage: usize, device: Device, tensors: Tensors) -> (St
     };
     let first = plan.stage_blocks(stage)[0];
     let program = plan.program(stage);
-    // The steady state: between the first backward and the last forward.
-    let mut steady = false;
+    // The steady state: between the first backward and the last forward. Without a backward every micro-batch is like the first.
+    let is_backward = |op: &Op| matches!(op.computation(), Some(Computation::Backward(_)));
+    let mut steady = !program.ops.iter().any(is_backward);
     rank.run(&program, &mut NoTokens, |_, op| {
         begin(*op);
-        steady |= matches!(op.computation(), Some(Computation::Backward(_)));
-        if let Op::Compute { kind: Computation::Forward, block, micro } = *op
+        steady |= is_backward(op);
+        if let Op::Compute { kind: Computation::Forward | Computation::Evaluate, block, micro } = *op
             && steady
             && block == first
             && micro % plan.period() == 0

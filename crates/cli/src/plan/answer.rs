@@ -13,6 +13,8 @@ use crate::describe::CommBytes;
 pub struct Answer {
     fits: Option<bool>,
     params: u64,
+    /// Fewer if some are frozen.
+    trained_params: u64,
     ranks: usize,
     micro_batches: usize,
     flops: Flops,
@@ -49,6 +51,7 @@ impl Answer {
         Answer {
             fits,
             params: plan.parameter_count(),
+            trained_params: plan.trained_parameter_count(),
             ranks: plan.mesh.ranks(),
             micro_batches: plan.micro_batches(),
             flops: plan.flops(),

@@ -14,6 +14,7 @@ fn scripts_get_every_key() {
     let names = [
         "fits",
         "params",
+        "trained_params",
         "ranks",
         "micro_batches",
         "flops",

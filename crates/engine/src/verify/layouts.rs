@@ -354,7 +354,8 @@ const WINDOWS: [LayoutSpec; 3] = [
 ];
 
 /// The layouts of the other optimizers.
-const OPTIMIZERS: [LayoutSpec; 4] = [
+const OPTIMIZERS: [LayoutSpec; 5] = [
+    LayoutSpec("tp 2, dp 2", [2, 1, 2], 0, ""),
     LayoutSpec("tp 2, sequence parallel, dp 2, ZeRO-1", [2, 1, 2], 1, "parallel.sequence_parallel=true"),
     LayoutSpec("pp 2, dp 2, ZeRO-2", [1, 2, 2], 2, ""),
     LayoutSpec("tp 2, pp 2, dp 2, ZeRO-3", [2, 2, 2], 3, ""),
@@ -365,6 +366,25 @@ const OPTIMIZERS: [LayoutSpec; 4] = [
         "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level sharding.quantize_weights=none \
          sharding.quantize_gradients=none",
     ),
+];
+
+/// More layouts for frozen weights: whole frozen stages, and every kind of backward.
+const FROZEN: [LayoutSpec; 5] = [
+    LayoutSpec("pp 4, 1F1B", [1, 4, 1], 0, ""),
+    LayoutSpec("pp 2, GPipe, selective", [1, 2, 1], 0, "parallel.schedule=gpipe memory.recompute=selective"),
+    LayoutSpec(
+        "tp 2, pp 2, dp 2, ZeRO-3, zero-bubble, full",
+        [2, 2, 2],
+        3,
+        "parallel.schedule=zero-bubble parallel.sequence_parallel=true memory.recompute=full",
+    ),
+    LayoutSpec(
+        "pp 2, dp 2, ZeRO-2, interleaved, logits of 10 rows",
+        [1, 2, 2],
+        2,
+        "parallel.schedule=interleaved parallel.virtual_stages=2 memory.head_rows=10",
+    ),
+    LayoutSpec("cp 4, ring", [1, 1, 1], 0, "parallel.cp=4 parallel.cp_attention=ring"),
 ];
 
 /// The layouts of the 16-bit types.
@@ -395,7 +415,7 @@ const PRODUCTS: [LayoutSpec; 6] = [
 ];
 
 /// All layouts: those of the given model's family, some of the other families if `all_families`, some of the other
-/// optimizers, some in each 16-bit type, and some with products in 8 bits.
+/// optimizers, some with frozen weights, some in each 16-bit type, and some with products in 8 bits.
 pub fn layouts(all_families: bool) -> Vec<Layout> {
     let mut layouts: Vec<Layout> = COMMON.iter().map(|short| layout("", "", short)).collect();
     if all_families {
@@ -428,6 +448,20 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
         ("muon: ", "optimizer.name=muon"),
     ] {
         layouts.extend(OPTIMIZERS.iter().map(|short| layout(name, settings, short)));
+    }
+    for (name, settings) in [
+        (
+            "frozen below: ",
+            "optimizer.groups=[{parameters=\"table.*\",frozen=true},{parameters=\"positions.*\",frozen=true},\
+             {parameters=\"layer.0.*\",frozen=true},{parameters=\"layer.1.*\",frozen=true}]",
+        ),
+        (
+            "frozen between: ",
+            "optimizer.groups=[{parameters=\"positions.*\",frozen=true},{parameters=\"layer.2.*\",frozen=true},\
+             {parameters=\"head.*\",frozen=true}]",
+        ),
+    ] {
+        layouts.extend(OPTIMIZERS.iter().chain(&FROZEN).map(|short| layout(name, settings, short)));
     }
     for (name, settings) in [
         ("lion, bf16: ", "optimizer.name=lion optimizer.lr=1e-3 precision.compute=bf16"),

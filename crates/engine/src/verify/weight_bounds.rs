@@ -165,10 +165,13 @@ impl WeightBounds {
         let bound = |(element, &weight): (&Element, &f32)| {
             (f64::from(element.bound) + unit * (f64::from(weight).abs() + f64::from(element.moved))) as f32
         };
-        let parameter = |(name, elements): (&String, &Vec<Element>)| {
-            (name.clone(), elements.iter().zip(&weights[name]).map(bound).collect())
+        let parameter = |(name, weights): (&String, &Vec<f32>)| {
+            // Frozen weights do not differ.
+            let frozen = || vec![0.0; weights.len()];
+            let bounds = |elements: &Vec<Element>| elements.iter().zip(weights).map(bound).collect();
+            (name.clone(), self.parameters.get(name).map_or_else(frozen, bounds))
         };
-        self.parameters.iter().map(parameter).collect()
+        weights.iter().map(parameter).collect()
     }
 }
 

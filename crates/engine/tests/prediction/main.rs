@@ -250,6 +250,44 @@ fn predicted_memory_and_traffic_equal_measured() {
     }
 }
 
+/// Random layouts with frozen weights, the same on every run.
+fn layouts_with_frozen_weights() -> impl Iterator<Item = (String, Plan)> {
+    let mut choices = Choices(13);
+    let frozen = move || {
+        let text = choices.layout();
+        let patterns = choices.of(&[
+            "table.*",
+            "table.* positions.* layer.0.*",
+            "table.* layer.0.* layer.1.*",
+            "layer.1.*",
+            "table.* layer.0.* layer.2.*",
+            "head.*",
+            "positions.* layer.*",
+            "table.* positions.* layer.*",
+        ]);
+        let group = |pattern: &str| format!("{{ parameters = \"{pattern}\", frozen = true }}");
+        let groups: Vec<String> = patterns
+            .split(' ')
+            .filter(|pattern| *pattern != "positions.*" || text.contains("family = \"gpt\""))
+            .map(group)
+            .collect();
+        text.replace("[optimizer]\n", &format!("[optimizer]\ngroups = [{}]\n", groups.join(", ")))
+    };
+    std::iter::repeat_with(frozen)
+        .filter_map(|text| ConfigSource::text(&text).plan().ok().map(|plan| (text, plan)))
+        .filter(|(_, plan)| plan.mesh.ranks() <= 16)
+}
+
+#[test]
+fn predicted_memory_and_traffic_with_frozen_weights_equal_measured() {
+    for (text, plan) in layouts_with_frozen_weights().take(layouts() / 2) {
+        let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
+        let measured = measure(&plan, MemoryChoice::Heap, |_| {});
+        check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert!(plan.trained_parameter_count() < plan.parameter_count(), "{text}");
+    }
+}
+
 /// Random layouts of a model whose sizes products in 8 bits can have.
 fn layouts_in_8_bits() -> impl Iterator<Item = (String, Plan)> {
     let mut choices = Choices(11);
@@ -281,7 +319,11 @@ fn predicted_memory_and_traffic_of_products_in_8_bits_equal_measured() {
 
 #[test]
 fn the_planned_slab_suffices_and_nothing_else_is_allocated() {
-    for (text, plan) in legal_layouts().take(layouts() / 4).chain(layouts_in_8_bits().take(4)) {
+    for (text, plan) in legal_layouts()
+        .take(layouts() / 4)
+        .chain(layouts_in_8_bits().take(4))
+        .chain(layouts_with_frozen_weights().take(8))
+    {
         let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
         let slab = MemoryChoice::Slab(prediction.stages.iter().map(|stage| stage.reserved).collect());
         for rank in measure(&plan, slab, |_| {}) {
@@ -295,7 +337,9 @@ fn the_planned_slab_suffices_and_nothing_else_is_allocated() {
 
 #[test]
 fn a_short_step_predicts_a_whole_step() {
-    for (text, plan) in legal_layouts().take(layouts()) {
+    for (text, plan) in
+        legal_layouts().take(layouts()).chain(layouts_with_frozen_weights().take(layouts() / 4))
+    {
         let plan = plan.with_micro_batches(plan.micro_batches() * 12);
         let [short, full] = [Coverage::ShortStep, Coverage::WholeStep]
             .map(|play| predict(&plan, device(&plan, Connection::Threads), play));

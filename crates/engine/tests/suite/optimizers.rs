@@ -77,6 +77,55 @@ fn stored(worker: &Worker, plan: &Plan, stored: StoredTensor) -> BTreeMap<String
 }
 
 #[test]
+fn frozen_weights_stay_and_the_others_move_as_beside_a_rate_of_zero() {
+    let fixture = Fixture::open("llama");
+    let windows = fixture.windows();
+    // Without clipping and decay, a rate of zero changes nothing for the others.
+    let run = |way: &str, layout: &[&str]| {
+        let groups =
+            ["table.*", "layer.0.*"].map(|pattern| format!("{{ parameters = \"{pattern}\", {way} }}"));
+        let groups = format!("optimizer.groups=[{}]", groups.join(", "));
+        let common = ["batch.micro=1", "optimizer.clip=0", "optimizer.weight_decay=0", &groups];
+        let plan = fixture.plan_with(&json!({ "lr": 1e-2 }), &[&common[..], layout].concat());
+        let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
+        let ranks = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
+            worker.rank.load(&fixture.folder, &[StoredTensor::Weights]).expect("the fixture has all weights");
+            let (program, step) = (worker.program(&plan), Cell::new(0));
+            let (micro, per_step) = (plan.batch.micro, plan.batch.global);
+            let mut batches = Batches {
+                windows: &windows,
+                starts: vec![],
+                micro,
+                per_step,
+                step: &step,
+                tokens: vec![],
+                targets: vec![],
+            };
+            let before = worker.rank.weights();
+            for i in 0..3 {
+                step.set(i);
+                worker.run(&program, &mut batches, |_, _| {})?;
+            }
+            Ok((before, worker.rank.weights()))
+        });
+        let (before, after): (Vec<_>, Vec<_>) = ranks.expect("no rank fails").into_iter().unzip();
+        [before, after].map(|pieces| assemble(&plan, &pieces.concat()).whole)
+    };
+    let [before, expected] = run("lr_factor = 0.0", &[]);
+    assert_eq!(run("frozen = true", &[])[1], expected);
+    assert!(before.iter().all(|(name, weights)| {
+        let frozen = name.starts_with("table.") || name.starts_with("layer.0.");
+        (weights == &expected[name]) == frozen
+    }));
+    let [_, divided] = run("frozen = true", &["parallel.tp=2", "parallel.pp=2"]);
+    for (name, weights) in &expected {
+        let [ours, theirs] = [&divided[name], weights]
+            .map(|weights| weights.iter().map(|&weight| f64::from(weight)).collect::<Vec<_>>());
+        assert_close(name, &ours, &theirs);
+    }
+}
+
+#[test]
 fn the_average_of_the_weights_begins_with_them_and_follows() {
     const EMA: f64 = 0.75;
     let fixture = Fixture::open("llama");

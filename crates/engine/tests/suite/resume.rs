@@ -68,6 +68,10 @@ fn files(path: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(read).collect()
 }
 
+/// The embedding and a layer between others.
+const FROZEN: &str = "optimizer.groups=[{ parameters = \"table.*\", frozen = true }, { parameters = \"positions.*\", \
+                      frozen = true }, { parameters = \"layer.1.*\", frozen = true }]";
+
 /// Eight replicas on two nodes of two packages.
 const EIGHT_REPLICAS: [&str; 6] = [
     "parallel.tp=1",
@@ -86,6 +90,7 @@ fn on_the_same_layout_not_a_bit_is_different() {
         &["sharding.zero=1", "optimizer.name=lion", "precision.states=bf16"],
         &["sharding.zero=3", "optimizer.name=sgd", "precision.compute=bf16"],
         &["sharding.zero=3", "precision.compute=fp16", "parallel.schedule=zero-bubble"],
+        &["sharding.zero=3", "precision.compute=bf16", "optimizer.ema=0.9", FROZEN],
         &[
             "sharding.zero=1",
             "precision.compute=bf16",
@@ -187,8 +192,13 @@ fn on_any_other_layout_the_curve_is_the_same() {
             "family = \"neox\"\ntied = false",
             "family = \"llama\"\nkv_heads = 4",
         ]);
-        let optimizer =
-            choices.of(&["", "name = \"lion\"", "name = \"muon\"", "name = \"sgd\"\nnesterov = true"]);
+        let optimizer = choices.of(&[
+            "",
+            "name = \"lion\"",
+            "name = \"muon\"",
+            "name = \"sgd\"\nnesterov = true",
+            "groups = [{ parameters = \"layer.1.*\", frozen = true }]",
+        ]);
         let ((first_text, first), (second_text, second)) =
             (choices.legal(model, optimizer), choices.legal(model, optimizer));
         let (whole, parts) = (folder("reshard-whole"), folder("reshard-parts"));
@@ -223,6 +233,23 @@ fn an_optimizer_with_other_states_is_refused() {
     assert!(without.contains("and optimizer.name = \"sgd\" and momentum = 0 has other states"), "{without}");
 }
 
+#[test]
+fn what_was_frozen_stays_frozen() {
+    let out = folder("resume-frozen");
+    run(&plan(&[FROZEN]), None, &out);
+    let checkpoint = Checkpoint::open(&CheckpointFolder::of_run(&out).of_step(3)).expect("it is whole");
+    let refused = |groups: &str| {
+        let groups = format!("optimizer.groups=[{groups}]");
+        checkpoint.batches_consumed(&plan(&[&groups])).err().map(|error| error.to_string())
+    };
+    let sentence = "it was trained with layer.1 frozen and has no states of it; freeze it again, or start from the weights alone \
+                    by model.init";
+    let embedding =
+        "{ parameters = \"table.*\", frozen = true }, { parameters = \"positions.*\", frozen = true }";
+    assert!(refused(embedding).expect("refused").ends_with(sentence), "{:?}", refused(embedding));
+    assert_eq!(refused(&format!("{embedding}, {{ parameters = \"layer.*\", frozen = true }}")), None);
+}
+
 /// All stored tensors of a checkpoint.
 fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, StoredTensor), Vec<u32>> {
     let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter);
@@ -239,7 +266,7 @@ fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, StoredTen
 
 #[test]
 fn cut_anew_it_holds_the_same_numbers() {
-    for optimizer in ["optimizer.name=adamw", "optimizer.name=muon", "optimizer.ema=0.75"] {
+    for optimizer in ["optimizer.name=adamw", "optimizer.name=muon", "optimizer.ema=0.75", FROZEN] {
         let out = folder("reshard-write");
         let common = [optimizer, "precision.states=bf16"];
         let layout = ["parallel.tp=2", "parallel.pp=2", "sharding.zero=1"];

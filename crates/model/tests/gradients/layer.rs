@@ -20,6 +20,8 @@ enum BackwardMode {
     InParts,
     /// A forward that saves only the input, then recomputation, then the whole backward.
     Rebuilt,
+    /// Forward, then the backward of a layer whose weights are frozen.
+    Frozen,
 }
 
 /// A layer of a small model with its inputs and weights.
@@ -62,19 +64,25 @@ impl Point {
         let starts = self.starts(&rank);
         let ctx = self.context(&rank, starts.as_ref());
         let unit = rank.unit(&self.layout, &self.weights);
-        let (w, g) = (unit.weights(), unit.gradients());
+        let frozen = matches!(mode, BackwardMode::Frozen);
+        let (w, g) = (unit.weights(), if frozen { unit.no_gradients() } else { unit.gradients() });
         let mut ends = None;
         for _ in 0..passes {
             let x = rank.buffer(&self.x);
             let (y, saved) = match mode {
-                BackwardMode::Straight | BackwardMode::InParts => layer::forward(&ctx, x, &w),
+                BackwardMode::Straight | BackwardMode::InParts | BackwardMode::Frozen => {
+                    layer::forward(&ctx, x, &w)
+                }
                 BackwardMode::Rebuilt => {
                     let (y, x) = layer::evaluate(&ctx, x, &w);
                     (y, layer::rebuild(&ctx, x, &w))
                 }
             };
-            let part =
-                if matches!(mode, BackwardMode::InParts) { BackwardPart::Input } else { BackwardPart::Both };
+            let part = match mode {
+                BackwardMode::Straight | BackwardMode::Rebuilt => BackwardPart::Both,
+                BackwardMode::InParts => BackwardPart::Input,
+                BackwardMode::Frozen => BackwardPart::Frozen,
+            };
             let (dx, weight_inputs) = layer::backward(&ctx, rank.buffer(&self.dy), saved, &w, &g, part);
             assert_eq!(weight_inputs.is_some(), part == BackwardPart::Input);
             if let Some(weight_inputs) = weight_inputs {
@@ -149,6 +157,16 @@ fn the_backward_in_parts_has_the_bits_of_the_backward_in_one() {
             &point.outcome(BackwardMode::InParts, 1),
             &point.outcome(BackwardMode::Straight, 1),
         );
+    }
+}
+
+#[test]
+fn a_frozen_layer_computes_the_gradient_of_its_input_and_no_other() {
+    for (what, point) in points() {
+        let (frozen, straight) =
+            (point.outcome(BackwardMode::Frozen, 1), point.outcome(BackwardMode::Straight, 1));
+        assert_same(&what, &frozen.dx, &straight.dx);
+        assert!(frozen.gradient.iter().all(|number| number.is_nan()), "{what}: a gradient was written");
     }
 }
 

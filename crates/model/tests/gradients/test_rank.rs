@@ -117,7 +117,12 @@ impl UnitBuffers<'_> {
     }
 
     pub fn gradients(&self) -> Gradients<'_> {
-        Gradients::new(self.gradient.view(), self.layout, &self.written)
+        Gradients::new(Some(self.gradient.view()), self.layout, &self.written)
+    }
+
+    /// The gradients of a unit that is frozen.
+    pub fn no_gradients(&self) -> Gradients<'_> {
+        Gradients::new(None, self.layout, &self.written)
     }
 
     /// The gradients of all parameters, without the buffer's padding.

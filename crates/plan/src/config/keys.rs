@@ -263,8 +263,8 @@ table! {
         ema: f64, default 0.0, in 0.0..=0.999_999_9;
         /// coefficient of the [z-loss](optimizers.md#z-loss), which keeps logits small
         z_loss: f64, default 0.0, in 0.0..=1.0;
-        /// [parameters](optimizers.md#groups) with a learning rate or a weight decay of their own:
-        /// `{ parameters = "layer.*.*_bias", lr_factor = 1.0, weight_decay = 0.0 }`
+        /// [parameters](optimizers.md#groups) with a learning rate or a weight decay of their own, or that stay as they are:
+        /// `{ parameters = "layer.*.*_bias", lr_factor = 1.0, weight_decay = 0.0, frozen = false }`
         groups: Vec<ParameterGroup>, else "none";
     }
 }

@@ -34,7 +34,7 @@ pub use strategy::{LayerSplit, ShardingChoice, Strategy};
 
 use crate::context;
 use crate::data::resolve as data;
-use crate::{Batch, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run, optimizer};
+use crate::{Batch, FrozenUnits, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run, optimizer};
 use error::invalid;
 use keys::{RawParallel, RawSharding};
 use layers::Layers;
@@ -100,7 +100,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let run = Run::resolve(&raw.run, batch, cluster.device.kind)?;
     let overlap_tp = raw.parallel.overlap_tp();
     precision.check_products(&model, mesh, batch, overlap_tp && mesh.tp() > 1, run.device)?;
-    let plan = Plan {
+    let mut plan = Plan {
         pipeline: Pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
         cp_attention: raw.parallel.cp_attention(),
         sequence_parallel: sequence_parallel(&raw.parallel, mesh, batch)?,
@@ -109,6 +109,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         precision,
         memory,
         optimizer: Optimizer::resolve(&raw.optimizer)?,
+        frozen: FrozenUnits::default(),
         data: data(&raw.data, model.vocab)?,
         run,
         framework,
@@ -119,6 +120,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         cluster,
     };
     optimizer::check_names(&plan)?;
+    plan.frozen = FrozenUnits::resolve(&plan.optimizer, &plan)?;
     Ok(plan)
 }
 

@@ -21,10 +21,18 @@ pub struct ParameterGroup {
     /// Their weight decay. Without it the optimizer's, which norms and biases do not have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
+    /// Whether they stay as they are.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub frozen: bool,
 }
 
 fn one() -> f64 {
     1.0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// What the optimizer does with a parameter.
@@ -49,17 +57,20 @@ impl Optimizer {
         let weight_decay = if parameter.decay { self.weight_decay } else { 0.0 };
         let shape_factor = self.kind.shape_factor(parameter);
         let ordinary = ParameterUpdate { lr_factor: 1.0, shape_factor, weight_decay };
+        self.group_of(parameter).map_or(ordinary, |group| ParameterUpdate {
+            lr_factor: group.lr_factor,
+            shape_factor,
+            weight_decay: group.weight_decay.unwrap_or(weight_decay),
+        })
+    }
+
+    /// The first group with a parameter.
+    pub(crate) fn group_of(&self, parameter: &Parameter) -> Option<&ParameterGroup> {
         if self.groups.is_empty() {
-            return ordinary;
+            return None;
         }
         let name = parameter.name();
-        self.groups.iter().find(|group| matches(&group.parameters, &name)).map_or(ordinary, |group| {
-            ParameterUpdate {
-                lr_factor: group.lr_factor,
-                shape_factor,
-                weight_decay: group.weight_decay.unwrap_or(weight_decay),
-            }
-        })
+        self.groups.iter().find(|group| matches(&group.parameters, &name))
     }
 }
 
@@ -69,6 +80,16 @@ pub(super) fn check(groups: Vec<ParameterGroup>) -> Result<Vec<ParameterGroup>, 
         between("optimizer.groups.lr_factor", group.lr_factor, 0.0..=1e6)?;
         if let Some(decay) = group.weight_decay {
             between("optimizer.groups.weight_decay", decay, 0.0..=1e6)?;
+        }
+        let given = [
+            ("lr_factor", Some(group.lr_factor).filter(|&factor| factor.total_cmp(&1.0).is_ne())),
+            ("weight_decay", group.weight_decay),
+        ];
+        for (key, value) in given {
+            if let Some(value) = value.filter(|_| group.frozen) {
+                let key = format!("optimizer.groups.{key}");
+                return Err(invalid(&key, value, "has no meaning with frozen = true; leave it out"));
+            }
         }
     }
     Ok(groups)

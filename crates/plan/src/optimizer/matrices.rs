@@ -20,12 +20,12 @@ impl Plan {
         self.mesh.tp() * self.sharding.states
     }
 
-    /// The layers of a stage in rounds of one layer for each owner. Empty if the optimizer needs no whole matrices.
+    /// The trained layers of a stage in rounds of one layer for each owner. Empty if the optimizer needs no whole matrices.
     pub fn matrix_rounds(&self, stage: usize) -> Vec<Vec<Unit>> {
         if !self.needs_whole_matrices() {
             return Vec::new();
         }
-        let units = self.stage_units(stage);
+        let units = self.trained_units(stage);
         let layers: Vec<Unit> = units.into_iter().filter(|unit| matches!(unit, Unit::Layer(_))).collect();
         layers.chunks(self.owners()).map(<[Unit]>::to_vec).collect()
     }

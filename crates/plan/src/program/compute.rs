@@ -21,10 +21,10 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
         tail: Vec::new(),
     };
     let chunks: Vec<Vec<Block>> = (0..plan.chunks()).map(|chunk| plan.chunk_blocks(chunk)).collect();
-    let mut loaded = Vec::new();
+    let (mut loaded, first_backward) = (Vec::new(), plan.first_backward());
     for pass in passes {
         let first = draft.slots.len();
-        compute(pass, &chunks[pass.chunk()], mode, plan.memory.recompute, &mut draft.slots);
+        compute(plan, first_backward, pass, &chunks[pass.chunk()], mode, &mut draft.slots);
         let slots = first..draft.slots.len();
         for slot in slots.clone() {
             let Some((micro, load)) = load_for(draft.slots[slot], plan.loads_starts()) else { continue };
@@ -40,15 +40,22 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
     draft
 }
 
-fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots: &mut Vec<Op>) {
+fn compute(
+    plan: &Plan,
+    first_backward: Block,
+    pass: Pass,
+    blocks: &[Block],
+    mode: Mode,
+    slots: &mut Vec<Op>,
+) {
     let (micro, part) = match pass {
         Pass::Forward { micro, .. } => {
-            let computation = match mode {
-                Mode::Train => Computation::Forward,
-                Mode::Evaluate => Computation::Evaluate,
+            let computation = |block| match mode {
+                Mode::Train if block >= first_backward => Computation::Forward,
+                Mode::Train | Mode::Evaluate => Computation::Evaluate,
                 Mode::Generate => Computation::Decode,
             };
-            slots.extend(blocks.iter().map(|&block| computation.on(block, micro)));
+            slots.extend(blocks.iter().map(|&block| computation(block).on(block, micro)));
             if mode == Mode::Generate && blocks.last() == Some(&Block::Head) {
                 slots.push(Op::Choose { micro });
             }
@@ -58,8 +65,13 @@ fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots
         Pass::BackwardInput { micro, .. } => (micro, BackwardPart::Input),
         Pass::BackwardWeight { micro, .. } => (micro, BackwardPart::Weight),
     };
-    let again = recompute == Recompute::Full && part != BackwardPart::Weight;
-    for &block in blocks.iter().rev() {
+    let again = plan.memory.recompute == Recompute::Full && part != BackwardPart::Weight;
+    for &block in blocks.iter().rev().filter(|&&block| block >= first_backward) {
+        let part = match part {
+            BackwardPart::Weight if plan.is_frozen_block(block) => continue,
+            BackwardPart::Both | BackwardPart::Input if plan.is_frozen_block(block) => BackwardPart::Frozen,
+            part => part,
+        };
         if again && matches!(block, Block::Layer(_)) {
             slots.push(Computation::Recompute.on(block, micro));
         }

@@ -4,7 +4,7 @@ use crate::{Direction, Group, MatrixOp, Op, Phase, PhaseKind, Plan, StepOp, Tran
 
 /// What follows the last pass of a training step.
 pub(super) fn step(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
-    if plan.holds_tied_copy(stage) {
+    if plan.holds_tied_copy(stage) && !plan.is_frozen(Unit::Table) {
         let (unit, phase) = (Unit::Table, Phase::plain(Group::Tied, PhaseKind::Sum));
         tail.extend(Op::start_and_wait(Transfer::Reduce { unit, phase }));
     }
@@ -43,7 +43,7 @@ fn matrices(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
 /// After each rank has updated its shard, the ranks that hold the same weights get the other shards of them. With overlap all
 /// units are gathered at the same time, phase by phase.
 fn refresh(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
-    let (units, phases) = (plan.stage_units(stage), plan.sharding.refreshes());
+    let (units, phases) = (plan.trained_units(stage), plan.sharding.refreshes());
     let refresh = |unit, phase| Transfer::Refresh { unit, phase };
     if !plan.pipeline.overlap {
         let of_unit = |unit| phases.iter().flat_map(move |&phase| Op::start_and_wait(refresh(unit, phase)));

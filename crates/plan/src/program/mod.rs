@@ -57,7 +57,9 @@ fn reads_weights(op: Op) -> Option<Block> {
         | Computation::Evaluate
         | Computation::Decode
         | Computation::Recompute
-        | Computation::Backward(BackwardPart::Both | BackwardPart::Input) => op.block(),
+        | Computation::Backward(BackwardPart::Both | BackwardPart::Input | BackwardPart::Frozen) => {
+            op.block()
+        }
     }
 }
 

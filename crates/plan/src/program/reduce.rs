@@ -22,7 +22,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let mut unfinished = Vec::new();
     for index in 0..draft.slots.len() {
         let Some((block, micro)) = super::writes_gradient(draft.slots[index]) else { continue };
-        for unit in plan.units_of(block).filter(|&unit| writes.is_last(index, unit, micro)) {
+        for unit in plan.trained_units_of(block).filter(|&unit| writes.is_last(index, unit, micro)) {
             let Some(GradientReductions { tensor, inner, outer, .. }) = &reductions[unit] else { continue };
             let outer = if writes.ends[unit] == index { outer.as_slice() } else { &[] };
             let phases = [inner.as_slice(), outer].concat();
@@ -119,14 +119,14 @@ impl LastWrites {
     fn of(plan: &Plan, stage: usize, draft: &Draft, every_micro: bool) -> Self {
         let rows = if every_micro { plan.micro_batches() } else { 1 };
         let (mut units, mut end) = (ByUnit::all(plan, 0), 0);
-        for unit in plan.stage_units(stage) {
+        for unit in plan.trained_units(stage) {
             units[unit] = end;
             end += rows;
         }
         let mut writes = LastWrites { units, rows, slots: vec![0; end], ends: ByUnit::all(plan, 0) };
         for (index, &op) in draft.slots.iter().enumerate() {
             let Some((block, micro)) = super::writes_gradient(op) else { continue };
-            for unit in plan.units_of(block) {
+            for unit in plan.trained_units_of(block) {
                 let at = writes.at(unit, micro);
                 writes.slots[at] = index;
                 writes.ends[unit] = index;
@@ -147,7 +147,7 @@ impl LastWrites {
 /// The reductions of each unit of a stage. Copies of a tied table are reduced at the end of the step.
 fn reductions(plan: &Plan, stage: usize) -> ByUnit<Option<GradientReductions>> {
     let mut all = ByUnit::all(plan, None);
-    for unit in plan.stage_units(stage) {
+    for unit in plan.trained_units(stage) {
         let summed_over_tp = || plan.layout(unit).summed_over_tp(plan.sequence_parallel);
         all[unit] = Some(plan.gradient_reductions(stage, unit, summed_over_tp));
     }

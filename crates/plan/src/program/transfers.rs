@@ -55,6 +55,7 @@ struct ChunkEnds<'a> {
     stage: usize,
     first: Vec<Block>,
     last: Vec<Block>,
+    first_backward: Block,
 }
 
 impl<'a> ChunkEnds<'a> {
@@ -66,7 +67,7 @@ impl<'a> ChunkEnds<'a> {
             layers += count;
             last.push(if layers == plan.model.layers { Block::Head } else { Block::Layer(layers - 1) });
         }
-        ChunkEnds { plan, stage, first, last }
+        ChunkEnds { plan, stage, first, last, first_backward: plan.first_backward() }
     }
 
     /// The message that a pass receives first.
@@ -98,9 +99,14 @@ impl<'a> ChunkEnds<'a> {
         }
     }
 
-    /// A message to or from `chunk`, if there is such a chunk and it is on another stage.
+    /// A message to or from `chunk`, if there is such a chunk, it is on another stage, and the receiver needs the message.
     fn message(&self, kind: MessageKind, block: Block, micro: usize, chunk: usize) -> Option<Message> {
         let peer = self.plan.stage_of_chunk(chunk);
-        (chunk < self.first.len() && peer != self.stage).then_some(Message { kind, block, micro, peer })
+        let needed = match kind {
+            MessageKind::Activation => true,
+            MessageKind::Gradient => block >= self.first_backward,
+        };
+        let crosses = chunk < self.first.len() && peer != self.stage;
+        (crosses && needed).then_some(Message { kind, block, micro, peer })
     }
 }

@@ -189,7 +189,7 @@ const SETS: &[&[&str]] = &[
     &["optimizer.groups=[{ parameters = \"layer.*.norm\" }]"],
     &["optimizer.groups=[{ parameters = \"*\" }, { parameters = \"layer.*\" }]"],
     &["optimizer.groups=[{ parameters = \"*\", lr_factor = -1.0 }]"],
-    &["optimizer.groups=[{ parameters = \"*\", frozen = true }]"],
+    &["optimizer.groups=[{ parameters = \"*\", trained = false }]"],
     &["optimizer.groups=[{ lr_factor = 2.0 }]"],
     &["optimizer.z_loss=-0.1"],
     &["run.tokens=0"],

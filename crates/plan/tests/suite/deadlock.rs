@@ -87,10 +87,19 @@ proptest! {
         tied in any::<bool>(),
         recompute in select(vec!["none", "full"]),
         evaluated in 1..=9_usize,
+        frozen in 0..=4_usize,
     ) {
         let (pp, v) = if schedule == "interleaved" { (pp.max(2), v) } else { (pp, 1) };
         let micro_batches = if v > 1 { micro_batches.next_multiple_of(pp) } else { micro_batches };
+        // The embedding and the first layers, so that some stages may have no backward.
+        let embedding = ["table".to_owned(), "positions".to_owned()];
+        let units = embedding.into_iter().chain((1..frozen.min(2 * pp * v)).map(|i| format!("layer.{}", i - 1)));
+        let groups: Vec<String> = units
+            .filter(|_| frozen > 0)
+            .map(|unit| format!("{{ parameters = \"{unit}.*\", frozen = true }}"))
+            .collect();
         let rest = [
+            &*format!("optimizer.groups=[{}]", groups.join(", ")),
             &*format!("parallel.overlap={overlap}"),
             &*format!("model.tied={tied}"),
             &*format!("memory.recompute={recompute}"),

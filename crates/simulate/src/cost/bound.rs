@@ -24,8 +24,14 @@ pub struct StepBound {
 }
 
 impl StepBound {
+    /// Nothing is known of a plan with frozen weights, whose layers are not alike.
+    const NONE: StepBound = StepBound { step_s: 0.0, compute_s: 0.0 };
+
     /// The bound of a plan whose blocks cost at least as much as the cheapest of these.
     pub(crate) fn of_passes(plan: &Plan, blocks: &[Arc<BlockCosts>], messages: &Messages) -> Self {
+        if !plan.frozen.is_empty() {
+            return StepBound::NONE;
+        }
         let passes = Passes::new(plan, blocks, messages);
         let Portions { others, each, last } = Portions::of(plan);
         let step = others as u128 * passes.end(each) + passes.end(last);
@@ -34,6 +40,9 @@ impl StepBound {
 
     /// The bound of a plan whose ops have these costs.
     pub(crate) fn of_step(plan: &Plan, costs: &Costs) -> Self {
+        if !plan.frozen.is_empty() {
+            return StepBound::NONE;
+        }
         let passes = Passes::new(plan, std::slice::from_ref(&costs.blocks), &costs.messages);
         let units = UnitTimes { plan, units: &costs.units };
         let Portions { others, each, last } = Portions::of(plan);

@@ -62,8 +62,11 @@ pub(super) fn source(op: Op) -> CostSource {
         Op::Step(op) => CostSource::Step(op),
         Op::Load { .. } => CostSource::Block,
         Op::Compute { kind, .. } => match kind {
-            Computation::Forward | Computation::Recompute | Computation::Backward(_) => CostSource::Block,
-            Computation::Evaluate | Computation::Decode => unreachable!("a training step has no \"{op}\""),
+            Computation::Forward
+            | Computation::Evaluate
+            | Computation::Recompute
+            | Computation::Backward(_) => CostSource::Block,
+            Computation::Decode => unreachable!("a training step has no \"{op}\""),
         },
         Op::Matrices { .. } | Op::Release { .. } | Op::Discard { .. } => CostSource::Unit,
         Op::Start(transfer) | Op::Wait(transfer) => match transfer {
@@ -169,7 +172,7 @@ impl Costs {
                 | Computation::Decode
                 | Computation::Recompute => forward,
                 Computation::Backward(BackwardPart::Both) => backward_input + backward_weight,
-                Computation::Backward(BackwardPart::Input) => backward_input,
+                Computation::Backward(BackwardPart::Input | BackwardPart::Frozen) => backward_input,
                 Computation::Backward(BackwardPart::Weight) => backward_weight,
             },
             _ => 0,

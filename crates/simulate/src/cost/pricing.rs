@@ -52,7 +52,7 @@ impl Costs {
             let again = plan.framework.products_again * pricing.products(&traces[1]);
             repeat_products(&mut ops, picoseconds(again));
         }
-        let layers = plan.stage_layers();
+        let layers: Vec<usize> = (0..plan.mesh.pp()).map(|stage| plan.trained_layers(stage)).collect();
         let step_op = |stage: usize, op: StepOp| {
             let op = Op::Step(op).kind();
             // Not every plan has every op.
@@ -240,7 +240,7 @@ pub(crate) fn scatters_messages(plan: &Plan) -> bool {
 
 /// Adds products of the forward that the backward of a layer runs again.
 fn repeat_products(ops: &mut HashMap<OpKind, OpCost>, again: Time) {
-    for part in [BackwardPart::Both, BackwardPart::Input] {
+    for part in [BackwardPart::Both, BackwardPart::Input, BackwardPart::Frozen] {
         if let Some(cost) = ops.get_mut(&of_layer(Computation::Backward(part))) {
             cost.compute = cost.compute.saturating_add(again);
         }

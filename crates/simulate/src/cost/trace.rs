@@ -56,16 +56,33 @@ impl PlanTraces {
     pub fn new(plan: &Plan) -> Self {
         let small = cut_down(plan, 3);
         PlanTraces {
-            stages: [0, 1, 2].map(|stage| mean_trace(plan, &small, stage)),
-            single: (plan.mesh.pp() == 1).then(|| mean_trace(plan, &cut_down(plan, 1), 0)),
+            stages: [0, 1, 2].map(|stage| whole_trace(plan, &small, stage)),
+            single: (plan.mesh.pp() == 1).then(|| whole_trace(plan, &cut_down(plan, 1), 0)),
         }
     }
+}
+
+/// The trace of a small plan's stage, whose layers are trained, with the ops of frozen layers if the plan has any: with a gradient
+/// to pass on, and without.
+fn whole_trace(plan: &Plan, small: &Plan, stage: usize) -> Trace {
+    let mut trace = mean_trace(plan, small, stage);
+    if (0..plan.mesh.pp()).any(|stage| plan.trained_layers(stage) < plan.stage_layers()[stage]) {
+        for frozen_embedding in [false, true] {
+            let frozen = plan.frozen.with_layers(small.model.layers).with_embedding(frozen_embedding);
+            let of_frozen = mean_trace(plan, &Plan { frozen, ..small.clone() }, stage);
+            for (kind, traced) in of_frozen {
+                trace.entry(kind).or_insert(traced);
+            }
+        }
+    }
+    trace
 }
 
 /// The plan reduced to `stages` stages of one layer.
 pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     let mut small = plan.clone();
     small.model.layers = stages;
+    small.frozen = plan.frozen.with_layers(0);
     small.mesh = plan.mesh.with(Axis::Pipeline, stages);
     let schedule = match plan.pipeline.schedule {
         ScheduleKind::ZeroBubble => ScheduleKind::ZeroBubble,
@@ -180,6 +197,41 @@ mod tests {
         let stages = if plan.mesh.pp() == 1 { 1 } else { 3 };
         let small = cut_down(plan, stages);
         (0..stages).flat_map(|stage| trace(&small, stage)).collect()
+    }
+
+    #[test]
+    fn every_op_of_a_plan_with_frozen_weights_has_a_cost() {
+        let step_s = |patterns: &[&str], layout: &str| {
+            let group = |pattern: &&str| format!("{{ parameters = \"{pattern}\", frozen = true }}");
+            let groups: Vec<String> = patterns.iter().map(group).collect();
+            let text = format!(
+                "model = {{ preset = \"gpt2-124m\", layers = 8, tied = false }}\nbatch = {{ micro = 1, global = 16 }}\n\
+                 cluster.preset = \"h100\"\noptimizer.groups = [{}]\n{layout}",
+                groups.join(", ")
+            );
+            let plan = ConfigSource::text(text).plan().unwrap_or_else(|error| panic!("{error}"));
+            crate::time(&plan).expect("the device is known").step_s
+        };
+        for layout in [
+            "",
+            "parallel = { pp = 4, schedule = \"1f1b\" }\nmemory.recompute = \"full\"",
+            "parallel = { pp = 2, schedule = \"gpipe\" }",
+            "parallel = { pp = 2, dp = 2, schedule = \"zero-bubble\" }\nsharding.zero = 3",
+            "parallel = { tp = 2, pp = 2, schedule = \"interleaved\", virtual_stages = 2 }",
+        ] {
+            let trained = step_s(&[], layout);
+            let below = ["table.*", "positions.*", "layer.0.*", "layer.1.*", "layer.2.*", "layer.3.*"];
+            for frozen in [
+                &below[..],
+                &["layer.2.*"],
+                &["head.*"],
+                &["layer.*"],
+                &["table.*", "positions.*", "layer.*"],
+            ] {
+                let faster = step_s(frozen, layout);
+                assert!(faster < trained, "{frozen:?} {layout}: {faster} and {trained}");
+            }
+        }
     }
 
     proptest! {

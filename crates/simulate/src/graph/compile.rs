@@ -15,7 +15,7 @@ use super::period::Periods;
 pub(crate) enum Extent {
     /// All of it.
     Step,
-    /// Up to the last backward, and the message that it sends.
+    /// Up to the last pass, and the message that it sends.
     Passes,
 }
 
@@ -184,8 +184,7 @@ impl Compiler {
     fn stage(&mut self, plan: &Plan, stage: usize, extent: Extent) -> StageNodes {
         let mut program = plan.program(stage);
         if extent == Extent::Passes {
-            let backward = |op: &Op| matches!(op.computation(), Some(Computation::Backward(_)));
-            let last = program.ops.iter().rposition(backward).unwrap_or(0);
+            let last = program.ops.iter().rposition(|op| op.computation().is_some()).unwrap_or(0);
             let rest = program.ops.split_off(last + 1);
             program.ops.extend(rest.into_iter().filter(|op| matches!(op, Op::Start(Transfer::Send(_)))));
             program.ops.retain(|&op| !runs_once_a_step(plan, op));

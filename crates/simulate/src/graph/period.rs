@@ -109,7 +109,7 @@ impl Periods {
 
     pub(super) fn begins_forward(&mut self, op: Op) -> bool {
         let (Op::Wait(Transfer::Receive(Message { kind: MessageKind::Activation, block, micro, .. }))
-        | Op::Compute { kind: Computation::Forward, block, micro }) = op
+        | Op::Compute { kind: Computation::Forward | Computation::Evaluate, block, micro }) = op
         else {
             return false;
         };

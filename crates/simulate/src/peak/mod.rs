@@ -16,6 +16,7 @@ use crate::footprint::{Addition, Peak, has_own_memory, layers_in_flight, stage_p
 use crate::graph::short_step;
 use crate::keys::{BlockMemoryKey, FullestKey, ProgramKey, ResidentKey, UnitMemoryKey};
 use crate::memo::Memo;
+use crate::predict::{Coverage, predict};
 use trace::{Kinds, MemoryKind, OpMemory, block_ops, resident, unit_ops};
 
 /// Exact peaks of plans that differ only in their strategy.
@@ -51,6 +52,15 @@ impl PeakMemory {
     /// The peak bytes of the fullest rank: the largest `total` of a full prediction, or what the plan's framework
     /// reserves, which with a zero-bubble schedule may be somewhat more.
     pub fn of(&self, plan: &Plan) -> u64 {
+        if !plan.frozen.is_empty() {
+            // Its layers are not alike, so no part of it stands for others.
+            let stages = predict(plan, self.device, Coverage::quick(plan)).under_framework(plan).stages;
+            return stages
+                .iter()
+                .map(|memory| if has_own_memory(plan) { memory.reserved } else { memory.total })
+                .max()
+                .unwrap_or(0);
+        }
         let blocks = self.blocks.get(BlockMemoryKey::of(plan), || Arc::new(block_ops(plan, self.device)));
         let units = self.units.get(UnitMemoryKey::of(plan), || Arc::new(unit_ops(plan, self.device)));
         let program_key = ProgramKey::short(plan, plan.micro_batches()).for_memory();

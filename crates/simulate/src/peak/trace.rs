@@ -75,8 +75,8 @@ pub(super) struct Kinds {
     first: bool,
     last: bool,
     sharding: Sharding,
-    /// The last layers whose backward and whose evaluation need starts, if any layer is masked.
-    last_uses: Option<[Block; 2]>,
+    /// The layers whose backward and whose evaluation are the last that need starts, if any layer is masked.
+    last_uses: Option<(Option<Block>, Block)>,
 }
 
 impl Kinds {
@@ -85,20 +85,22 @@ impl Kinds {
             first: stage == 0,
             last: stage + 1 == plan.mesh.pp(),
             sharding: plan.sharding,
-            last_uses: plan.loads_starts().then(|| plan.outer_layers(stage)),
+            last_uses: plan.loads_starts().then(|| plan.last_layers(stage)),
         }
     }
 
     /// The kind of an op; `None` if it neither allocates nor frees memory.
     pub(super) fn of(&self, op: Op) -> Option<MemoryKind> {
-        let is_last_use =
-            |block: Block, end: usize| self.last_uses.is_some_and(|layers| layers[end] == block);
         let changes_memory = match op {
             Op::Load { .. } => return Some(MemoryKind::Load { first: self.first, last: self.last }),
-            Op::Compute { kind: Computation::Backward(_), block, .. } if is_last_use(block, 0) => {
+            Op::Compute { kind: Computation::Backward(_), block, .. }
+                if self.last_uses.is_some_and(|(backward, _)| backward == Some(block)) =>
+            {
                 return Some(MemoryKind::LastUseOfStarts(op.kind()));
             }
-            Op::Compute { kind: Computation::Evaluate, block, .. } if is_last_use(block, 1) => {
+            Op::Compute { kind: Computation::Evaluate, block, .. }
+                if self.last_uses.is_some_and(|(_, evaluated)| evaluated == block) =>
+            {
                 return Some(MemoryKind::LastUseOfStarts(op.kind()));
             }
             Op::Compute { .. } | Op::Release { .. } | Op::Discard { .. } => true,

@@ -333,7 +333,8 @@ impl Backend for CpuBackend {
 
     fn norm_backward(&self, op: NormBackward) {
         op.check();
-        with_float!(op.x.dtype(), T => with_gradient!(T, op.dweight.view.dtype(), G => {
+        let gradient = op.dweight.map_or(op.x.dtype().accumulator(), |dweight| dweight.view.dtype());
+        with_float!(op.x.dtype(), T => with_gradient!(T, gradient, G => {
             norm::backward::<T, G>(self.threads, &op);
         }));
     }
@@ -350,7 +351,8 @@ impl Backend for CpuBackend {
 
     fn split_norm_backward(&self, op: SplitNormBackward) {
         op.check();
-        with_float!(op.x.dtype(), T => with_gradient!(T, op.dweight.view.dtype(), G => {
+        let gradient = op.dweight.map_or(op.x.dtype().accumulator(), |dweight| dweight.view.dtype());
+        with_float!(op.x.dtype(), T => with_gradient!(T, gradient, G => {
             split_norm::backward::<T, G>(self.threads, &op);
         }));
     }

@@ -79,7 +79,9 @@ where
     T: Element,
     G: Element<Accumulator = T::Accumulator>,
 {
-    weight_gradient::<T, G>(threads, op.dy, op.x, op.statistics, op.dweight, op.width);
+    if let Some(dweight) = op.dweight {
+        weight_gradient::<T, G>(threads, op.dy, op.x, op.statistics, dweight, op.width);
+    }
     let access = Access::new();
     let (dy, width) = (access.read::<T>(op.dy), op.width);
     let residual = op.residual.map(|residual| access.read::<T>(residual));
@@ -130,7 +132,7 @@ fn input<T: Element>(threads: Threads, op: &NormBackward) {
     let (x, weight) = (access.read::<T>(op.x), access.read::<T>(op.weight));
     let statistics = access.read::<T::Accumulator>(op.statistics);
     let residual = op.residual.map(|residual| access.read::<T>(residual));
-    let (width, centred) = (op.width, op.dbias.is_some());
+    let (width, centred) = (op.width, op.centred);
     let rows = |slice| Rows(slice, width);
     let parts = (dy.map(rows), Rows(dx, width), rows(x), Rows(statistics, 2), residual.map(rows));
     threads.each(op.rows, width, parts, |rows, (dy, dx, x, statistics, residual)| {
@@ -243,6 +245,38 @@ mod tests {
     }
 
     #[test]
+    fn the_gradient_of_the_input_is_the_same_with_frozen_weights() {
+        for layer in [true, false] {
+            let case = Case::new(layer);
+            let backend = &case.backend;
+            let [x, weight, bias] = &case.inputs;
+            let x_buffer = backend.buffer(x, DType::F64);
+            let (_, statistics) = case.run(&x_buffer, weight, bias);
+            let (dy, weight) = (backend.buffer(&case.dy, DType::F64), backend.buffer(weight, DType::F64));
+            let [dweight, dbias] = [(); 2].map(|()| backend.blank(WIDTH, DType::F64));
+            let input_gradient = |trained: bool| {
+                let dx = backend.blank(ROWS * WIDTH, DType::F64);
+                backend.cpu.norm_backward(NormBackward {
+                    dy: dy.view(),
+                    x: x_buffer.view(),
+                    statistics: statistics.view(),
+                    weight: weight.view(),
+                    residual: None,
+                    residual_sum: None,
+                    dx: dx.view(),
+                    centred: layer,
+                    dweight: trained.then_some(fresh(&dweight)),
+                    dbias: (trained && layer).then_some(fresh(&dbias)),
+                    rows: ROWS,
+                    width: WIDTH,
+                });
+                backend.values(dx.view())
+            };
+            assert_eq!(input_gradient(false), input_gradient(true));
+        }
+    }
+
+    #[test]
     fn backward_is_the_derivative_also_in_place() {
         for (layer, in_place) in [(true, false), (true, true), (false, false), (false, true)] {
             let case = Case::new(layer);
@@ -264,7 +298,8 @@ mod tests {
                 residual: in_place.then_some(backend.buffer(&residual, DType::F64).view()),
                 residual_sum: in_place.then_some(added(&sum)),
                 dx: dx.view(),
-                dweight: fresh(&dweight),
+                centred: layer,
+                dweight: Some(fresh(&dweight)),
                 dbias: layer.then_some(added(&dbias)),
                 rows: ROWS,
                 width: WIDTH,

@@ -49,7 +49,9 @@ where
     T: Element,
     G: Element<Accumulator = T::Accumulator>,
 {
-    weight_gradient::<T, G>(threads, op.dy, op.x, op.statistics, op.dweight, op.width);
+    if let Some(dweight) = op.dweight {
+        weight_gradient::<T, G>(threads, op.dy, op.x, op.statistics, dweight, op.width);
+    }
     let access = Access::new();
     let (dy, dx) = access.in_place::<T>(op.dy, op.dx);
     let (x, weight) = (access.read::<T>(op.x), access.read::<T>(op.weight));
@@ -116,7 +118,8 @@ mod tests {
             residual: None,
             residual_sum: None,
             dx: dx.view(),
-            dweight: added(&dweight),
+            centred: false,
+            dweight: Some(added(&dweight)),
             dbias: None,
             rows,
             width: WIDTH,
@@ -169,7 +172,7 @@ mod tests {
                 weight: weight.view(),
                 dots: dots.view(),
                 dx: dy.view(),
-                dweight: added(&own),
+                dweight: Some(added(&own)),
                 rows,
                 width,
                 whole: WIDTH,

@@ -107,7 +107,9 @@ impl Check for NormBackward<'_> {
         expect("dx", self.dx, len);
         expect("statistics", self.statistics, self.rows * 2);
         expect("weight", self.weight, self.width);
-        expect("dweight", self.dweight.view, self.width);
+        if let Some(dweight) = self.dweight {
+            expect("dweight", dweight.view, self.width);
+        }
         if let Some(residual) = self.residual {
             expect("residual", residual, len);
         }
@@ -117,7 +119,10 @@ impl Check for NormBackward<'_> {
         }
         if let Some(dbias) = self.dbias {
             expect("dbias", dbias.view, self.width);
+            assert!(self.centred, "the gradient of a bias that is not there");
         }
+        let others = self.dbias.is_some() || self.residual_sum.is_some();
+        assert!(self.dweight.is_some() || !others, "gradients of biases without that of the weight");
     }
 }
 

@@ -203,9 +203,11 @@ pub struct NormBackward<'a> {
     pub residual_sum: Option<Gradient<'a>>,
     /// Written, `[rows, width]`.
     pub dx: View<'a>,
-    /// Written, `[width]`.
-    pub dweight: Gradient<'a>,
-    /// Written, `[width]`; present exactly for LayerNorm.
+    /// Whether it is LayerNorm.
+    pub centred: bool,
+    /// Written, `[width]`, unless the weights are frozen.
+    pub dweight: Option<Gradient<'a>>,
+    /// Written, `[width]`, as the gradient of the weight is, and only for LayerNorm.
     pub dbias: Option<Gradient<'a>>,
     /// Tokens.
     pub rows: usize,

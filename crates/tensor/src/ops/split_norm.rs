@@ -59,8 +59,8 @@ pub struct SplitNormBackward<'a> {
     pub dots: View<'a>,
     /// Written, `[rows, width]`.
     pub dx: View<'a>,
-    /// Written, `[width]`.
-    pub dweight: Gradient<'a>,
+    /// Written, `[width]`, unless the weights are frozen.
+    pub dweight: Option<Gradient<'a>>,
     /// Tokens.
     pub rows: usize,
     /// Columns on this rank.
@@ -99,6 +99,8 @@ impl Check for SplitNormBackward<'_> {
         expect("statistics", self.statistics, self.rows * 2);
         expect("weight", self.weight, self.width);
         expect("dots", self.dots, self.rows);
-        expect("dweight", self.dweight.view, self.width);
+        if let Some(dweight) = self.dweight {
+            expect("dweight", dweight.view, self.width);
+        }
     }
 }

@@ -123,10 +123,10 @@ pub fn norm(op: &Norm) -> Kernel {
 
 pub fn norm_backward(op: &NormBackward) -> Kernel {
     let added = usize::from(op.residual.is_some()) + usize::from(op.residual_sum.is_some());
-    let per_element = if op.dbias.is_some() { 15 } else { 12 } + added;
+    let per_element = if op.centred { 15 } else { 12 } + added;
     moved("norm backward", per_element * op.x.len(), &[op.dy, op.x, op.statistics, op.weight, op.dx])
         .and(op.residual)
-        .with_gradient(Some(op.dweight))
+        .with_gradient(op.dweight)
         .with_gradient(op.dbias)
         .with_gradient(op.residual_sum)
 }
@@ -142,7 +142,7 @@ pub fn split_norm(op: &SplitNorm) -> Kernel {
 
 pub fn split_norm_backward(op: &SplitNormBackward) -> Kernel {
     moved("norm backward", 8 * op.x.len(), &[op.dy, op.x, op.statistics, op.weight, op.dots, op.dx])
-        .with_gradient(Some(op.dweight))
+        .with_gradient(op.dweight)
 }
 
 /// Pairs of a query and a key that it attends to.
