@@ -1,6 +1,6 @@
 //! LayerNorm, RMSNorm and rotary positions.
 
-use kintsugi_spec::RotaryScaling;
+use kintsugi_spec::{FrequencyScaling, RotaryScaling, RotaryScalingKind};
 use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary, Slices};
 use kintsugi_tensor::{Buffer, DType};
 
@@ -58,7 +58,7 @@ pub fn rotary(backend: &TestBackend, shape: AttentionShape, dims: usize, inverse
         shape,
         dims,
         base,
-        scaling: None,
+        scaling: FrequencyScaling::NONE,
         inverse,
         positions,
         slices: Slices::WHOLE,
@@ -66,16 +66,18 @@ pub fn rotary(backend: &TestBackend, shape: AttentionShape, dims: usize, inverse
     let at: Vec<u32> = (0..shape.rows() as u32).map(|row| 3 * row + 1).collect();
     let (moved, at) = (backend.input(qkv.len(), 2), backend.tokens(&at));
     let positions = Some(at.view());
-    let scaling = Some(RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 });
-    backend.device.rotary(Rotary {
-        qkv: moved.view(),
-        shape,
-        dims,
-        base,
-        scaling,
-        inverse,
-        positions,
-        slices: Slices::WHOLE,
-    });
+    let scaled = RotaryScaling { positions: 64, ..RotaryScaling::default() };
+    for kind in [RotaryScalingKind::Llama3, RotaryScalingKind::Yarn, RotaryScalingKind::Linear] {
+        backend.device.rotary(Rotary {
+            qkv: moved.view(),
+            shape,
+            dims,
+            base,
+            scaling: FrequencyScaling::new(Some(RotaryScaling { kind, ..scaled }), base, dims),
+            inverse,
+            positions,
+            slices: Slices::WHOLE,
+        });
+    }
     vec![qkv, moved]
 }

@@ -1,6 +1,6 @@
 //! Rotary positions (arXiv 2104.09864).
 
-use kintsugi_spec::RotaryScaling;
+use kintsugi_spec::FrequencyScaling;
 
 use super::driver::Grid;
 use super::error::GpuError;
@@ -20,9 +20,7 @@ pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), GpuError> {
     let name = format!("rotary_{}{}", if wide { "wide_" } else { "" }, suffix(op.qkv.dtype())?);
     let threads = op.shape.rows() * if wide { pairs / PACK } else { pairs };
     let rotated = op.shape.heads + op.shape.kv_heads;
-    // A factor of 1 scales nothing.
-    let none = RotaryScaling { factor: 1.0, low: 0.0, high: 1.0, positions: 1 };
-    let scaling = op.scaling.unwrap_or(none);
+    let FrequencyScaling { factor, divided, kept, positions, amplitude } = op.scaling;
     let [early, late] = op.slices.offsets(op.shape.sequence);
     let arguments = [
         pointer(op.qkv),
@@ -36,10 +34,11 @@ pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), GpuError> {
         (op.shape.head_dim as u32).into(),
         (pairs as u32).into(),
         op.base.into(),
-        scaling.factor.into(),
-        scaling.low.into(),
-        scaling.high.into(),
-        (scaling.positions as f64).into(),
+        factor.into(),
+        divided.into(),
+        kept.into(),
+        positions.into(),
+        amplitude.into(),
         op.inverse.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.

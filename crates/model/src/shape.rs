@@ -3,7 +3,7 @@
 use kintsugi_plan::{
     AttentionKind, Compute, ContextAttention, Coordinate, GradientType, Plan, Products, Recompute, Unit,
 };
-use kintsugi_spec::{Activation, QueryKeyNorm, RotaryScaling};
+use kintsugi_spec::{Activation, FrequencyScaling, QueryKeyNorm};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{AttentionShape, Scores, Slices};
 
@@ -64,7 +64,7 @@ pub struct Shape {
     /// Base of the rotary frequencies.
     pub rotary_base: f64,
     /// How low rotary frequencies are scaled.
-    pub rotary_scaling: Option<RotaryScaling>,
+    pub rotary_scaling: FrequencyScaling,
     /// Which layers do not rotate: those whose number, from 1, is a multiple of this.
     pub no_rotary_every: Option<usize>,
     /// The windows of layers, `None` for a layer that attends to all tokens before.
@@ -134,7 +134,11 @@ impl Shape {
             epsilon: model.norm_eps,
             rotary_dims: if model.has_learned_positions() { 0 } else { model.rotary_dims() },
             rotary_base: model.rotary_base,
-            rotary_scaling: model.rotary_scaling,
+            rotary_scaling: FrequencyScaling::new(
+                model.rotary_scaling,
+                model.rotary_base,
+                model.rotary_dims(),
+            ),
             no_rotary_every: model.no_rotary_every,
             windows: (0..model.layers).map(|layer| model.window(layer)).collect(),
             query_key_norm: model.features().query_key_norm,

@@ -31,7 +31,7 @@ pub struct Features {
     pub tied: bool,
     /// The default share of each head that is rotated.
     pub rotary_fraction: f64,
-    /// Whether low rotary frequencies may be scaled.
+    /// Whether rotary frequencies may be scaled.
     pub rotary_scaling: bool,
     /// If some layers do not rotate: every layer whose number, from 1, is a multiple of this, by default.
     pub no_rotary_every: Option<usize>,
@@ -133,9 +133,8 @@ impl Features {
         soft_caps: None,
     };
 
-    /// The same with SwiGLU only and unscaled rotary frequencies.
-    const LLAMA_LIKE: Features =
-        Features { activations: &[Activation::Swiglu], rotary_scaling: false, ..Features::LLAMA };
+    /// The same with SwiGLU only.
+    const LLAMA_LIKE: Features = Features { activations: &[Activation::Swiglu], ..Features::LLAMA };
 
     /// GPT-2's.
     const GPT: Features = Features {
@@ -213,7 +212,7 @@ families! {
     /// SmolLM3: Llama with a tied head, and no rotation in every fourth layer.
     "smollm3" Smollm3: Features { tied: true, no_rotary_every: Some(4), ..Features::LLAMA_LIKE };
     /// Phi-3 and Phi-4: Llama with a sliding window, or with partial rotary positions.
-    "phi3" Phi3: Features { sliding_window: true, ..Features::LLAMA_LIKE };
+    "phi3" Phi3: Features { sliding_window: true, rotary_scaling: false, ..Features::LLAMA_LIKE };
     /// Gemma 1: Llama with GeGLU, scaled embeddings and a tied head.
     "gemma" Gemma: Features {
         scaled_embeddings: true,

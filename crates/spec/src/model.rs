@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::key::spec_table;
-use crate::{Family, Features, Positions};
+use crate::{Family, Features, Positions, RotaryScaling};
 
 /// The non-linearity of the MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -92,33 +91,6 @@ pub struct ModelSpec {
     pub logit_soft_cap: Option<f64>,
     /// Standard deviation of initial weights.
     pub init_std: f64,
-}
-
-spec_table! {
-    /// The scaling of rotary frequencies with which Llama 3.1 extends its context (`rope_type = "llama3"` in transformers).
-    ///
-    /// A frequency turns once in `2π / frequency` positions. If that is more than `positions / low`, the frequency is divided by
-    /// `factor`. If it is less than `positions / high`, the frequency stays. In between, the two are blended.
-    #[derive(Copy)]
-    pub struct RotaryScaling {
-        /// llama only, 1 to 1e6: low rotary frequencies are divided by this, as in Llama 3.1
-        factor: f64, default 8.0, else "8 with another of these keys";
-        /// 1e-6 to 1e6: frequencies that turn fewer times than this in `rotary_scaling.positions` are low
-        low: f64, default 1.0, else "1 with another of these keys";
-        /// above `rotary_scaling.low`: frequencies that turn more times than this stay, those in between are blended
-        high: f64, default 4.0, else "4 with another of these keys";
-        /// at least 1: length of the samples that the model was first trained on
-        positions: usize, default 8192, else "8192 with another of these keys";
-    }
-}
-
-impl RotaryScaling {
-    /// The scaled frequency.
-    pub fn scale(self, frequency: f64) -> f64 {
-        let turns = self.positions as f64 * frequency / std::f64::consts::TAU;
-        let share = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
-        (1.0 - share) * frequency / self.factor + share * frequency
-    }
 }
 
 /// The default standard deviation of initial weights, as in GPT-2.

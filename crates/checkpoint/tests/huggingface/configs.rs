@@ -64,7 +64,7 @@ fn a_description_is_a_model() {
     assert_eq!((windows("gemma2"), gemma2.score_width), (vec![Some(7), None], Some(12)));
     assert_eq!((gemma2.score_soft_cap, gemma2.logit_soft_cap, gemma2.tied), (Some(2.0), Some(1.5), true));
     assert_eq!(model("smollm3").no_rotary_every, Some(2));
-    let scaling = RotaryScaling { factor: 8.0, low: 0.5, high: 2.0, positions: 16 };
+    let scaling = RotaryScaling { low: 0.5, high: Some(2.0), positions: 16, ..RotaryScaling::default() };
     assert_eq!(model("llama-scaled").rotary_scaling, Some(scaling));
 }
 
@@ -105,7 +105,7 @@ fn older_descriptions_mean_the_same() {
 
 #[test]
 fn what_would_compute_something_else_is_refused() {
-    let scaled = json!({ "rope_type": "yarn", "factor": 8.0 });
+    let scaled = json!({ "rope_type": "dynamic", "factor": 8.0 });
     let cases: &[(&str, &str, Value, &str)] = &[
         (
             "llama",
@@ -118,7 +118,7 @@ fn what_would_compute_something_else_is_refused() {
             "llama",
             "rope_scaling",
             scaled.clone(),
-            "is not supported; only the rope_type \"default\" or \"llama3\" is",
+            "is not supported; only the rope_type \"default\", \"llama3\", \"yarn\" or \"linear\" is",
         ),
         ("neox", "rope_parameters", scaled, "is not supported; only the rope_type \"default\" is"),
         ("llama", "attention_bias", json!(true), "is not supported; only false is"),

@@ -1,7 +1,7 @@
 //! Rotary positions, there and back.
 
 use kintsugi_gfx90a::Grid;
-use kintsugi_spec::RotaryScaling;
+use kintsugi_spec::{FrequencyScaling, RotaryScaling, RotaryScalingKind};
 use kintsugi_tensor::Backend;
 use kintsugi_tensor::ops::{AttentionShape, Rotary, Scores, Slices};
 
@@ -17,15 +17,18 @@ fn queries_and_keys_are_rotated() {
         AttentionShape { batch: 1, sequence: 9, heads: 2, kv_heads: 1, head_dim: 64, scores: Scores::PLAIN };
     let rows = shape.batch * shape.sequence;
     let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
-    let scaled = RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 };
+    let scaled = RotaryScaling { positions: 64, ..RotaryScaling::default() };
+    let yarn = RotaryScaling { kind: RotaryScalingKind::Yarn, ..scaled };
     for dtype in COMPUTE {
         let part = Slices { parts: 3, part: 1 };
         for (dims, scaling, inverse, moved, slices) in [
             (64, None, false, false, Slices::WHOLE),
             (16, Some(scaled), true, true, part),
+            (32, Some(yarn), false, true, part),
             (6, None, false, true, part),
             (8, None, false, false, part),
         ] {
+            let scaling = FrequencyScaling::new(scaling, 1e4, dims);
             let qkv = pair.random("qkv", rows * width, dtype, 1);
             let at: Vec<u32> = (0..rows as u32).map(|row| 999 * row + 1).collect();
             let at = pair.tokens("positions", &at);
@@ -41,8 +44,7 @@ fn queries_and_keys_are_rotated() {
             });
             let pairs = dims / 2;
             let wide = pairs.is_multiple_of(PACK);
-            let RotaryScaling { factor, low, high, positions } =
-                scaling.unwrap_or(RotaryScaling { factor: 1.0, low: 0.0, high: 1.0, positions: 1 });
+            let FrequencyScaling { factor, divided, kept, positions, amplitude } = scaling;
             let [early, late] = slices.offsets(shape.sequence);
             let arguments = [
                 pointer(&qkv),
@@ -57,9 +59,10 @@ fn queries_and_keys_are_rotated() {
                 (pairs as u32).into(),
                 1e4_f64.into(),
                 factor.into(),
-                low.into(),
-                high.into(),
-                (positions as f64).into(),
+                divided.into(),
+                kept.into(),
+                positions.into(),
+                amplitude.into(),
                 inverse.into(),
             ];
             let threads = rows * if wide { pairs / PACK } else { pairs };

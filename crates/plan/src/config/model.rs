@@ -79,11 +79,17 @@ fn rotary_scaling(scaling: RotaryScaling, features: &Features) -> Result<RotaryS
     }
     between("model.rotary_scaling.factor", scaling.factor, 1.0..=1e6)?;
     between("model.rotary_scaling.low", scaling.low, 1e-6..=1e6)?;
-    between("model.rotary_scaling.high", scaling.high, 1e-6..=1e6)?;
     within("model.rotary_scaling.positions", scaling.positions, 1..=1 << 30)?;
-    if scaling.high <= scaling.low {
-        let rule = format!("must be above model.rotary_scaling.low = {}", scaling.low);
-        return Err(invalid("model.rotary_scaling.high", scaling.high, rule));
+    if let Some(factor) = scaling.attention_factor {
+        between("model.rotary_scaling.attention_factor", factor, 1e-3..=1e3)?;
+    }
+    let scaling = scaling.resolved();
+    if let Some(high) = scaling.high {
+        between("model.rotary_scaling.high", high, 1e-6..=1e6)?;
+        if high <= scaling.low {
+            let rule = format!("must be above model.rotary_scaling.low = {}", scaling.low);
+            return Err(invalid("model.rotary_scaling.high", high, rule));
+        }
     }
     Ok(scaling)
 }

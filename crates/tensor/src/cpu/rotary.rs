@@ -44,6 +44,7 @@ struct Angles {
     pairs: usize,
     position: usize,
     frequency: [f64; PAIRS],
+    amplitude: f64,
     /// Cosine and sine at `position`.
     now: [(f64, f64); PAIRS],
     /// Cosine and sine of one position's angle.
@@ -57,10 +58,11 @@ impl Angles {
         let sign = if op.inverse { -1.0 } else { 1.0 };
         for i in 0..pairs {
             let plain = op.base.powf(-2.0 * i as f64 / op.dims as f64);
-            frequency[i] = sign * op.scaling.map_or(plain, |scaling| scaling.scale(plain));
+            frequency[i] = sign * op.scaling.scale(i, plain);
             step[i] = (frequency[i].cos(), frequency[i].sin());
         }
-        Angles { pairs, position: usize::MAX, frequency, now: [(1.0, 0.0); PAIRS], step }
+        let amplitude = op.scaling.amplitude;
+        Angles { pairs, position: usize::MAX, frequency, amplitude, now: [(1.0, 0.0); PAIRS], step }
     }
 
     /// Moves to `position`. The result has the same bits whatever the previous position was.
@@ -82,13 +84,14 @@ impl Angles {
     }
 
     fn rounded<A: Real>(&self) -> ([A; PAIRS], [A; PAIRS]) {
-        (self.now.map(|(cosine, _)| A::from_f64(cosine)), self.now.map(|(_, sine)| A::from_f64(sine)))
+        let rounded = |number: f64| A::from_f64(self.amplitude * number);
+        (self.now.map(|(cosine, _)| rounded(cosine)), self.now.map(|(_, sine)| rounded(sine)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_spec::RotaryScaling;
+    use kintsugi_spec::{FrequencyScaling, RotaryScaling, RotaryScalingKind};
 
     use super::*;
     use crate::cpu::testing::{TestBackend, assert_close, random};
@@ -97,21 +100,33 @@ mod tests {
 
     #[test]
     fn rotates_queries_and_keys_by_position_and_back() {
-        there_and_back(None, |frequency| frequency);
+        there_and_back(FrequencyScaling::NONE, |frequency| frequency);
     }
 
     #[test]
     fn low_frequencies_are_divided() {
         // In 16 positions the two frequencies turn 2.5 and 0.25 times.
-        let scaling = RotaryScaling { factor: 8.0, low: 0.5, high: 2.0, positions: 16 };
-        there_and_back(Some(scaling), |frequency| if frequency > 0.5 { frequency } else { frequency / 8.0 });
+        let scaling = RotaryScaling { low: 0.5, high: Some(2.0), positions: 16, ..RotaryScaling::default() };
+        let of = |scaling| FrequencyScaling::new(Some(scaling), 100.0, 4);
+        there_and_back(of(scaling), |frequency| if frequency > 0.5 { frequency } else { frequency / 8.0 });
         // A frequency that turns 1.25 times is half way between the two.
-        let halved = RotaryScaling { positions: 8, ..scaling }.scale(1.0);
+        let halved = of(RotaryScaling { positions: 8, ..scaling }).scale(0, 1.0);
         let share = (8.0 / std::f64::consts::TAU - 0.5) / 1.5;
         assert!((halved - (share + (1.0 - share) / 8.0)).abs() < 1e-15, "{halved}");
     }
 
-    fn there_and_back(scaling: Option<RotaryScaling>, scaled: impl Fn(f64) -> f64) {
+    #[test]
+    fn rotated_queries_and_keys_may_grow() {
+        let yarn = RotaryScaling {
+            kind: RotaryScalingKind::Yarn,
+            factor: 1.0,
+            attention_factor: Some(1.5),
+            ..RotaryScaling::default()
+        };
+        there_and_back(FrequencyScaling::new(Some(yarn), 100.0, 4), |frequency| frequency);
+    }
+
+    fn there_and_back(scaling: FrequencyScaling, scaled: impl Fn(f64) -> f64) {
         let shape = AttentionShape {
             batch: 2,
             sequence: 75,
@@ -141,7 +156,7 @@ mod tests {
                 }
                 let angle = (row % 75) as f64 * scaled(f64::powf(base, -((dim % 2) as f64) / 2.0));
                 let (partner, sign) = if dim < 2 { (x[i + 2], -1.0) } else { (x[i - 2], 1.0) };
-                x[i] * angle.cos() + sign * partner * angle.sin()
+                scaling.amplitude * (x[i] * angle.cos() + sign * partner * angle.sin())
             })
             .collect();
         assert_close(&backend.values(qkv.view()), &expected, 1e-13);
@@ -155,7 +170,10 @@ mod tests {
             positions: None,
             slices: Slices::WHOLE,
         });
-        assert_close(&backend.values(qkv.view()), &x, 1e-13);
+        // The backward of a product is the same product.
+        let is_rotated = |i: usize| i % 24 / 6 < 3 && i % 6 < 4;
+        let grown = |i: usize| if is_rotated(i) { scaling.amplitude.powi(2) * x[i] } else { x[i] };
+        assert_close(&backend.values(qkv.view()), &(0..x.len()).map(grown).collect::<Vec<_>>(), 1e-13);
     }
 
     #[test]
@@ -176,7 +194,7 @@ mod tests {
             shape: whole,
             dims,
             base,
-            scaling: None,
+            scaling: FrequencyScaling::NONE,
             inverse,
             positions: None,
             slices: Slices::WHOLE,
@@ -190,7 +208,7 @@ mod tests {
             shape,
             dims,
             base,
-            scaling: None,
+            scaling: FrequencyScaling::NONE,
             inverse,
             positions,
             slices: Slices::WHOLE,

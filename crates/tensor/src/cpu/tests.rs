@@ -1,6 +1,8 @@
 //! The operations of one transformer block: every number of threads gives the same bits, and 16-bit types agree with
 //! f32 up to rounding.
 
+use kintsugi_spec::FrequencyScaling;
+
 use super::counting;
 use super::testing::{TestBackend, fresh, random, starts};
 use crate::ops::{
@@ -135,7 +137,7 @@ impl Recorder<'_> {
             shape,
             dims: 8,
             base: 1e4,
-            scaling: None,
+            scaling: FrequencyScaling::NONE,
             inverse: false,
             positions: None,
             slices: Slices::WHOLE,

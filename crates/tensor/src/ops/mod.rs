@@ -26,7 +26,7 @@ pub use step::{
     control,
 };
 
-use kintsugi_spec::RotaryScaling;
+use kintsugi_spec::FrequencyScaling;
 
 use crate::View;
 
@@ -334,8 +334,8 @@ pub struct Rotary<'a> {
     pub dims: usize,
     /// Base of the frequencies.
     pub base: f64,
-    /// How low frequencies are scaled.
-    pub scaling: Option<RotaryScaling>,
+    /// How frequencies are scaled.
+    pub scaling: FrequencyScaling,
     /// Rotate by the negative angle: the backward of the rotation.
     pub inverse: bool,
     /// Read, `[rows]`, u32: the position of each row in its sample, for rows that are not the start of it.

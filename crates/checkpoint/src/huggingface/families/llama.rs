@@ -15,8 +15,7 @@ pub(super) const FORMAT: FamilyFormat = FamilyFormat {
     read: |fields| {
         fields.only("attention_bias", false)?;
         fields.only("mlp_bias", false)?;
-        let scalings = &["default", "llama3"];
-        llama_like::read(fields, &Reading { scalings, ..Reading::of(Family::Llama) })
+        llama_like::read(fields, &Reading::of(Family::Llama))
     },
     describe: |model| {
         let mut description = llama_like::describe_whole_rotation(model)?;

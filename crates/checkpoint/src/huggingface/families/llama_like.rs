@@ -13,8 +13,6 @@ use crate::huggingface::names::TensorLocation;
 /// What the families differ in when they are read.
 pub(super) struct Reading {
     pub family: Family,
-    /// The supported types of rotary scaling.
-    pub scalings: &'static [&'static str],
     /// Whether a part of a head may be rotated.
     pub partial_rotation: bool,
     /// The base of the frequencies if it is missing.
@@ -26,11 +24,10 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// A family with the defaults of Llama, and without scaled or partial rotation.
+    /// A family with the defaults of Llama, and without partial rotation.
     pub const fn of(family: Family) -> Self {
         Reading {
             family,
-            scalings: &["default"],
             partial_rotation: false,
             rotary_base: 10000.0,
             norm_eps: 1e-6,
@@ -59,7 +56,7 @@ pub(super) fn read(fields: &Fields, reading: &Reading) -> Result<ModelSpec, Chec
     }
     let base = fields.number("rope_theta", reading.rotary_base, 1.0..=1e12)?;
     let fraction = fields.number("partial_rotary_factor", 1.0, 0.0..=1.0)?;
-    let rotary = RotaryFields::read(fields, base, fraction, reading.scalings)?;
+    let rotary = RotaryFields::read(fields, family, base, fraction)?;
     if rotary.fraction < 1.0 && !reading.partial_rotation {
         let model_type = either(&[fields.word("model_type", "")?]);
         let rule =

@@ -31,7 +31,7 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
     let head_dim = head_dim(fields, "num_attention_heads", hidden, heads)?;
     let base = fields.number("rotary_emb_base", 10000.0, 1.0..=1e12)?;
     let fraction = fields.number("rotary_pct", 0.25, 0.0..=1.0)?;
-    let rotary = RotaryFields::read(fields, base, fraction, &["default"])?;
+    let rotary = RotaryFields::read(fields, Family::Neox, base, fraction)?;
     let model = ModelSpec {
         name: "custom".to_owned(),
         family: Family::Neox,

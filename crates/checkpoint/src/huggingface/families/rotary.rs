@@ -1,6 +1,6 @@
 //! The fields of rotary positions, in the spelling of older and of newer versions of transformers.
 
-use kintsugi_spec::{ModelSpec, RotaryScaling};
+use kintsugi_spec::{Family, ModelSpec, RotaryScaling, RotaryScalingKind, amplitude};
 use serde_json::{Value, json};
 
 use super::either;
@@ -15,14 +15,18 @@ pub(super) struct RotaryFields {
 }
 
 impl RotaryFields {
-    /// Newer files have `rope_parameters`, older ones fields of their own and `rope_scaling`. `kinds` are the supported types of
-    /// scaling.
+    /// Newer files have `rope_parameters`, older ones fields of their own and `rope_scaling`.
     pub fn read(
         fields: &Fields,
+        family: Family,
         base: f64,
         fraction: f64,
-        kinds: &[&str],
     ) -> Result<RotaryFields, CheckpointError> {
+        let kinds: &[&str] = if family.features().rotary_scaling {
+            &["default", "llama3", "yarn", "linear"]
+        } else {
+            &["default"]
+        };
         let mut scaling = None;
         for field in ["rope_scaling", "rope_parameters"] {
             let inner = fields.object(field)?;
@@ -33,6 +37,8 @@ impl RotaryFields {
                     return Err(fields.refused(field, &rule));
                 }
                 "llama3" => scaling = Some(llama3_scaling(&inner)?),
+                "yarn" => scaling = Some(yarn_scaling(fields, &inner)?),
+                "linear" => scaling = Some(linear_scaling(&inner)?),
                 _ => {}
             }
         }
@@ -54,23 +60,65 @@ pub(super) fn rope_parameters(model: &ModelSpec) -> Value {
 
 /// The same scaling as older versions read it.
 pub(super) fn rope_scaling(scaling: RotaryScaling) -> Value {
-    json!({
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low,
-        "high_freq_factor": scaling.high,
-        "original_max_position_embeddings": scaling.positions,
-    })
+    let RotaryScaling { kind, factor, low, high, positions, attention_factor, truncate } = scaling;
+    match kind {
+        RotaryScalingKind::Llama3 => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": positions,
+        }),
+        RotaryScalingKind::Yarn => json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "beta_slow": low,
+            "beta_fast": high,
+            "original_max_position_embeddings": positions,
+            "attention_factor": attention_factor,
+            "truncate": truncate,
+        }),
+        RotaryScalingKind::Linear => json!({ "rope_type": "linear", "factor": factor }),
+    }
 }
 
 /// Llama 3.1's scaling, with the defaults of its first model.
 fn llama3_scaling(fields: &Fields) -> Result<RotaryScaling, CheckpointError> {
     let usual = RotaryScaling::default();
     let positions = fields.optional_size("original_max_position_embeddings", 1..=1 << 30)?;
-    Ok(RotaryScaling {
+    let scaling = RotaryScaling {
         factor: fields.number("factor", usual.factor, 1.0..=1e6)?,
         low: fields.number("low_freq_factor", usual.low, 1e-6..=1e6)?,
-        high: fields.number("high_freq_factor", usual.high, 1e-6..=1e6)?,
+        high: Some(fields.number("high_freq_factor", 4.0, 1e-6..=1e6)?),
         positions: positions.unwrap_or(usual.positions),
-    })
+        ..usual
+    };
+    Ok(scaling.resolved())
+}
+
+/// `YaRN`'s, with the factor of queries and keys from `mscale` and `mscale_all_dim` if it is not given.
+fn yarn_scaling(outer: &Fields, fields: &Fields) -> Result<RotaryScaling, CheckpointError> {
+    let now = outer.size("max_position_embeddings", 1..=1 << 30)?;
+    let positions = fields.optional_size("original_max_position_embeddings", 1..=1 << 30)?.unwrap_or(now);
+    let factor = fields.number("factor", (now as f64 / positions as f64).max(1.0), 1.0..=1e6)?;
+    let [mscale, mscale_all] = ["mscale", "mscale_all_dim"].map(|field| fields.number(field, 0.0, 0.0..=1e3));
+    let usual = match (mscale?, mscale_all?) {
+        (mscale, all) if mscale > 0.0 && all > 0.0 => amplitude(factor, mscale) / amplitude(factor, all),
+        _ => amplitude(factor, 1.0),
+    };
+    let scaling = RotaryScaling {
+        kind: RotaryScalingKind::Yarn,
+        factor,
+        low: fields.number("beta_slow", 1.0, 1e-6..=1e6)?,
+        high: Some(fields.number("beta_fast", 32.0, 1e-6..=1e6)?),
+        positions,
+        attention_factor: Some(fields.number("attention_factor", usual, 1e-3..=1e3)?),
+        truncate: fields.flag("truncate", true)?,
+    };
+    Ok(scaling.resolved())
+}
+
+fn linear_scaling(fields: &Fields) -> Result<RotaryScaling, CheckpointError> {
+    let (kind, factor) = (RotaryScalingKind::Linear, fields.number("factor", 1.0, 1.0..=1e6)?);
+    Ok(RotaryScaling { kind, factor, ..RotaryScaling::default() }.resolved())
 }

@@ -45,7 +45,7 @@ fn read(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         parallel_residual: false,
         activation: gelu(fields, "hidden_act", "gelu_pytorch_tanh")?,
         norm_eps: fields.number("norm_epsilon", 1e-5, 1e-30..=1.0)?,
-        rotary_base: RotaryFields::read(fields, base, 1.0, &["default"])?.base,
+        rotary_base: RotaryFields::read(fields, Family::Starcoder2, base, 1.0)?.base,
         rotary_fraction: 1.0,
         rotary_scaling: None,
         no_rotary_every: None,
