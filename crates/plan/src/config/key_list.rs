@@ -1,6 +1,7 @@
 //! Every key of the configuration as text: its default, and what it takes.
 
-use kintsugi_spec::DeclaredKey;
+use kintsugi_spec::presets::{self, Preset};
+use kintsugi_spec::{DeclaredKey, Family};
 use toml::{Table, Value};
 
 use super::keys::RawConfig;
@@ -53,7 +54,7 @@ fn list(table: &str, declared: &[DeclaredKey], keys: &mut Vec<Key>) {
                 table: table.to_owned(),
                 name: (*name).to_owned(),
                 default: default(),
-                meaning: lines.join(" "),
+                meaning: with_names(&lines.join(" ")),
             });
         }
     }
@@ -63,6 +64,18 @@ fn list(table: &str, declared: &[DeclaredKey], keys: &mut Vec<Key>) {
             list(&path, inner, keys);
         }
     }
+}
+
+/// A text with the names of all families and presets in it, where it says so.
+fn with_names(text: &str) -> String {
+    let quoted = |names: Vec<&str>| -> String {
+        names.into_iter().map(|name| format!("`\"{name}\"`")).collect::<Vec<_>>().join(", ")
+    };
+    let names = |presets: &[Preset]| quoted(presets.iter().map(|preset| preset.name).collect());
+    let families = || quoted(Family::ALL.iter().map(|family| family.name()).collect());
+    text.replace("{families}", &families())
+        .replace("{model presets}", &names(presets::MODELS))
+        .replace("{cluster presets}", &names(presets::CLUSTERS))
 }
 
 /// Markdown without its marks: `` `code` ``, `**bold**`, `[text](address)`.

@@ -58,17 +58,11 @@ tables! {
 // The ranges of sizes are larger than any model, and keep products of sizes from overflowing.
 table! {
     RawModel in "model" {
-        /// `demo`, `gpt2-124m`, `gpt2-1558m`, `gpt-1.3b`, `gpt-1.4b`, `gpt-22b`, `gpt-175b`, `gpt-1t`, `neox-20b`,
-        /// `llama2-7b`, `llama3-8b`, `llama3-70b`, `llama3.1-8b`, `llama3.1-405b`, `llama3.2-1b`, `llama3.2-3b`,
-        /// `nemotron4-15b`, `nemotron4-340b`, `mistral-7b`, `qwen2.5-0.5b`, `qwen2.5-7b`, `qwen2.5-72b`,
-        /// `qwen3-0.6b`, `qwen3-8b`, `qwen3-32b`, `smollm3-3b`, `phi-4`, `starcoder2-3b`,
-        /// `gemma-2b`, `gemma-7b`, `gemma2-2b`, `gemma2-9b`, `gemma2-27b`, `olmo2-1b`, `olmo2-7b`, `olmo2-13b`,
-        /// `olmo2-32b`
+        /// {model presets}
         preset: String, else "none";
         /// what plans, reports and pages call the model
         name: String, else "that of the preset, else `\"custom\"`";
-        /// `"gpt"`, `"neox"`, `"llama"`, `"mistral"`, `"qwen2"`, `"qwen3"`, `"smollm3"`, `"phi3"`, `"starcoder2"`, `"gemma"`,
-        /// `"gemma2"`, `"olmo2"`: a [family](huggingface.md#families)
+        /// {families}: a [family](huggingface.md#families)
         family: Family, default Family::Gpt;
         /// transformer layers
         layers: usize, else "required unless a preset gives it", in 1..=1 << 14;
@@ -86,27 +80,29 @@ table! {
         vocab: usize, else "required unless a preset or the data gives it", in 2..=1 << 24;
         /// the vocabulary is padded to a multiple of `vocab_multiple` · tp
         vocab_multiple: usize, default 1, in 1..=1 << 20;
-        /// the longest sample that the model supports; a limit for learned positions (gpt)
+        /// the longest sample that the model supports; learned positions cannot be exceeded
         positions: usize, else "`batch.sequence`", in 1..=1 << 24;
         /// whether the head uses the token table
-        tied: bool, else "by family";
-        /// whether attention and MLP both start from the layer's input; only for neox
-        parallel_residual: bool, else "true for neox";
-        /// `"gelu"` (tanh form), `"gelu-exact"` (error function), `"swiglu"`, `"geglu"`, by family
+        tied: bool, else "that of the [family](huggingface.md#families)";
+        /// whether attention and MLP both start from the layer's input; true only for families that may do so
+        parallel_residual: bool, else "that of the family";
+        /// `"gelu"` (tanh form), `"gelu-exact"` (error function), `"swiglu"`, `"geglu"`: what the [family](huggingface.md#families)
+        /// has
         activation: Activation, else "that of the family";
         /// above 0, at most 1
         norm_eps: f64, default 1e-5, in 1e-30..=1.0;
         /// 1 to 1e12
         rotary_base: f64, default 10000.0, in 1.0..=1e12;
-        /// 0 to 1; not for gpt
-        rotary_fraction: f64, else "neox 0.25, else 1", in 0.0..=1.0;
+        /// 0 to 1: the share of each head that is rotated; not for learned positions
+        rotary_fraction: f64, else "that of the family", in 0.0..=1.0;
         rotary_scaling: RotaryScaling;
-        /// smollm3 only: every layer whose number, from 1, is a multiple of this does not rotate
-        no_rotary_every: usize, else "4 for smollm3, else none", in 1..=1 << 14;
-        /// only [some families](huggingface.md#families): tokens that a token attends to, itself included
+        /// families with such layers only, at least 1: layers whose number, from 1, is a multiple of this do not rotate
+        no_rotary_every: usize, else "that of the family", in 1..=1 << 14;
+        /// families with a [sliding window](huggingface.md#families) only, at least 1: a token attends to itself and to the
+        /// `sliding_window` - 1 tokens before it
         sliding_window: usize, else "none", in 1..=1 << 24;
-        /// the same families: every layer whose number is a multiple of this has no window
-        full_attention_every: usize, else "2 for gemma2, else none", in 1..=1 << 14;
+        /// the same families, at least 1: layers whose number, from 1, is a multiple of this have no window
+        full_attention_every: usize, else "that of the family", in 1..=1 << 14;
         /// the same families: so many of the first layers have no window
         full_attention_first: usize, else "none", in 0..=1 << 14;
         /// gemma2 only: scores are divided by its root
@@ -292,9 +288,7 @@ table! {
 
 table! {
     RawCluster in "cluster" {
-        /// `"local"` (as many ranks as the layout has, in one node), `"frontier"`, `"v100"`, `"a100"`, `"h100"`,
-        /// `"h200"`, `"b200"`, `"mi300x"`, `"perlmutter"`, `"leonardo"`, `"alps"`, `"jupiter"`, `"dgx-h100-superpod"`,
-        /// `"lumi"`, `"summit"`, `"supermuc-ng"`
+        /// {cluster presets}. `"local"` has as many ranks as the layout, in one node
         preset: String, else "`\"local\"`";
         /// a file with a `[cluster]` table that overrides the preset: your own [cluster](clusters.md), or what `calibrate`
         /// measured
