@@ -3,8 +3,7 @@
 use std::mem::Discriminant;
 
 use kintsugi_plan::{
-    Axis, Block, Computation, Group, Message, MessageKind, Op, OpKind, Plan, Sharding, StepOp, Transfer,
-    Unit, When,
+    Axis, Block, Group, Message, MessageKind, Op, OpKind, Plan, Sharding, StepOp, Transfer, Unit, When,
 };
 use rustc_hash::FxHashMap;
 
