@@ -139,8 +139,8 @@ fn starts(starts: Option<View>) -> (&'static str, Option<Argument>) {
 /// Tiles of vectors and of scores that a kernel has in shared memory.
 type Held = (usize, usize);
 const FORWARD: Held = (2, 1);
-const BY_KEY: Held = (4, 2);
-const BY_QUERY: Held = (4, 1);
+const BY_KEY: Held = (3, 2);
+const BY_QUERY: Held = (3, 1);
 
 /// Queries and keys that a block works on at a time.
 struct Tile {

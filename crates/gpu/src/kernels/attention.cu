@@ -178,14 +178,12 @@ template <class T> struct Saved {
     const float *dots;
 };
 
-// Probabilities and gradients of the scores for a tile of queries against a tile of keys; zero for masked pairs.
+// From products of a tile of queries with a tile of keys, and of their gradients with the values: probabilities, and the
+// gradients of the scores; zero for masked pairs.
 template <bool masked, class T>
-__device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[OWN][OWN], const float *queries,
-                                const float *dout, const float *keys, const float *values, int first, int first_key,
+__device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[OWN][OWN], int first, int first_key,
                                 Saved<T> saved, Sight<masked> sight, Shape shape) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    dot_tiles(dscore, dout, values, shape);
-    if (CAPPED || !saved.probabilities) dot_tiles(probability, queries, keys, shape);
     for (int i = 0; i < OWN; ++i) {
         const int query = first + y + SIDE * i;
         for (int j = 0; j < OWN; ++j) {
@@ -217,8 +215,9 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
                                         const float *dots, T *dqkv, const token *starts, Shape shape) {
     extern __shared__ float shared[];
     const int tile = TILE * shape.stride();
-    float *keys = shared, *values = keys + tile, *queries = values + tile, *gradients = queries + tile;
-    float *pairs = gradients + tile, *dpairs = pairs + TILE * SCORE_STRIDE;
+    // Queries and their gradients take turns in `others`, so that heads of 256 fit into 64 KiB.
+    float *keys = shared, *values = keys + tile, *others = values + tile;
+    float *pairs = others + tile, *dpairs = pairs + TILE * SCORE_STRIDE;
     const int kv = blockIdx.y, sample = blockIdx.z, group = shape.heads / shape.kv_heads;
     const int first_key = blockIdx.x * TILE;
     const size row = shape.qkv_row(), out_row = shape.out_row();
@@ -236,19 +235,28 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
         for (int first = first_key; first < shape.sequence; first += TILE) {
             // Later tiles of queries start at this key or later.
             if (masked && sight.first_tile(first) > first_key) break;
-            __syncthreads();
-            load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
-            load_tile(gradients, dout + shape.start(sample, head, out_row), out_row, first, shape, 1.0f);
-            __syncthreads();
+            const auto load_queries = [&]() {
+                __syncthreads();
+                load_tile(others, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
+                __syncthreads();
+            };
             float probability[OWN][OWN], dscore[OWN][OWN];
-            score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, sight,
-                            shape);
+            if (CAPPED || !saved.probabilities) {
+                load_queries();
+                dot_tiles(probability, others, keys, shape);
+            }
+            __syncthreads();
+            load_tile(others, dout + shape.start(sample, head, out_row), out_row, first, shape, 1.0f);
+            __syncthreads();
+            dot_tiles(dscore, others, values, shape);
+            score_gradients(probability, dscore, first, first_key, saved, sight, shape);
             store_pairs(pairs, probability);
             store_pairs(dpairs, dscore);
             __syncthreads();
-            add_weighted<true>(dvalues, pairs, gradients, shape);
+            add_weighted<true>(dvalues, pairs, others, shape);
+            load_queries();
             // The queries are already multiplied by the scale.
-            add_weighted<true>(dkeys, dpairs, queries, shape);
+            add_weighted<true>(dkeys, dpairs, others, shape);
         }
     }
     float one[OWN];
@@ -262,8 +270,8 @@ __device__ void attention_dqueries(const T *qkv, const T *dout, const float *log
                                    const float *dots, T *dqkv, const token *starts, Shape shape) {
     extern __shared__ float shared[];
     const int tile = TILE * shape.stride();
-    float *keys = shared, *values = keys + tile, *queries = values + tile, *gradients = queries + tile;
-    float *dpairs = gradients + tile;
+    // Values and keys take turns in `others`.
+    float *queries = shared, *gradients = queries + tile, *others = gradients + tile, *dpairs = others + tile;
     const int head = blockIdx.y, sample = blockIdx.z, kv = head / (shape.heads / shape.kv_heads);
     const int first = (gridDim.x - 1 - blockIdx.x) * TILE;
     const size row = shape.qkv_row(), out_row = shape.out_row();
@@ -277,15 +285,19 @@ __device__ void attention_dqueries(const T *qkv, const T *dout, const float *log
     float dqueries[OWN][COLUMNS];
     clear(dqueries);
     for (int first_key = sight.first_tile(first); first_key <= first; first_key += TILE) {
-        __syncthreads();
-        load_tile(keys, key, row, first_key, shape, 1.0f);
-        load_tile(values, value, row, first_key, shape, 1.0f);
-        __syncthreads();
         float probability[OWN][OWN], dscore[OWN][OWN];
-        score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, sight, shape);
+        __syncthreads();
+        load_tile(others, value, row, first_key, shape, 1.0f);
+        __syncthreads();
+        dot_tiles(dscore, gradients, others, shape);
+        __syncthreads();
+        load_tile(others, key, row, first_key, shape, 1.0f);
+        __syncthreads();
+        if (CAPPED || !saved.probabilities) dot_tiles(probability, queries, others, shape);
+        score_gradients(probability, dscore, first, first_key, saved, sight, shape);
         store_pairs(dpairs, dscore);
         __syncthreads();
-        add_weighted<false>(dqueries, dpairs, keys, shape);
+        add_weighted<false>(dqueries, dpairs, others, shape);
     }
     float scale[OWN];
     for (int i = 0; i < OWN; ++i) scale[i] = shape.scale;

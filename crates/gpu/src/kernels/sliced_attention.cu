@@ -172,15 +172,10 @@ __device__ void sliced_forward(const T *qkv, const T *keys, const token *starts,
     }
 }
 
-// Probabilities and gradients of the scores for a tile of queries against a tile of keys; zero for masked pairs.
-// `log_sums` and `dots` begin at the tile's first query.
-__device__ inline void sliced_scores(float (&probability)[OWN][OWN], float (&dscore)[OWN][OWN], const float *queries,
-                                     const float *dout, const float *keys, const float *values, const float *log_sums,
-                                     const float *dots, RowTile own_rows, RowTile rows, const token *starts,
-                                     Shape shape) {
+// As score_gradients in attention.cu. `log_sums` and `dots` begin at the tile's first query.
+__device__ inline void sliced_scores(float (&probability)[OWN][OWN], float (&dscore)[OWN][OWN], const float *log_sums,
+                                     const float *dots, RowTile own_rows, RowTile rows, const token *starts) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    dot_tiles(dscore, dout, values, shape);
-    dot_tiles(probability, queries, keys, shape);
     for (int i = 0; i < OWN; ++i)
         for (int j = 0; j < OWN; ++j) {
             const int query = y + SIDE * i;
@@ -201,8 +196,9 @@ __device__ void sliced_dkeys(const T *qkv, const T *keys, const token *starts, c
                              const float *dots, G *dkeys, bool add, Parts parts, Shape shape) {
     extern __shared__ float shared[];
     const int tile = TILE * shape.stride(), own = shape.sequence;
-    float *key_tile = shared, *value_tile = key_tile + tile, *queries = value_tile + tile, *gradients = queries + tile;
-    float *pairs = gradients + tile, *dpairs = pairs + TILE * SCORE_STRIDE;
+    // Queries and their gradients take turns in `others`.
+    float *key_tile = shared, *value_tile = key_tile + tile, *others = value_tile + tile;
+    float *pairs = others + tile, *dpairs = pairs + TILE * SCORE_STRIDE;
     const int kv = blockIdx.y, sample = blockIdx.z, group = shape.heads / shape.kv_heads;
     const int owner = blockIdx.x / all_tiles(own), index = blockIdx.x % all_tiles(own);
     const RowTile rows = tile_at(index, own, parts.parts, parts.first_owner + owner);
@@ -221,19 +217,27 @@ __device__ void sliced_dkeys(const T *qkv, const T *keys, const token *starts, c
         for (int at = 0; at < all_tiles(own); ++at) {
             const RowTile own_rows = tile_at(at, own, parts.parts, parts.part);
             if (!own_rows.sees(rows, starts)) continue;
-            __syncthreads();
-            load_rows(queries, qkv + shape.start(sample, head, row), row, own_rows, shape, shape.scale);
-            load_rows(gradients, dout + shape.start(sample, head, out_row), out_row, own_rows, shape, 1.0f);
-            __syncthreads();
+            const auto load_queries = [&]() {
+                __syncthreads();
+                load_rows(others, qkv + shape.start(sample, head, row), row, own_rows, shape, shape.scale);
+                __syncthreads();
+            };
             float probability[OWN][OWN], dscore[OWN][OWN];
-            sliced_scores(probability, dscore, queries, gradients, key_tile, value_tile,
-                          log_sums + score + own_rows.row, dots + score + own_rows.row, own_rows, rows, starts, shape);
+            load_queries();
+            dot_tiles(probability, others, key_tile, shape);
+            __syncthreads();
+            load_rows(others, dout + shape.start(sample, head, out_row), out_row, own_rows, shape, 1.0f);
+            __syncthreads();
+            dot_tiles(dscore, others, value_tile, shape);
+            sliced_scores(probability, dscore, log_sums + score + own_rows.row, dots + score + own_rows.row, own_rows,
+                          rows, starts);
             store_pairs(pairs, probability);
             store_pairs(dpairs, dscore);
             __syncthreads();
-            add_weighted<true>(dvalue, pairs, gradients, shape);
+            add_weighted<true>(dvalue, pairs, others, shape);
+            load_queries();
             // The queries are already multiplied by the scale.
-            add_weighted<true>(dkey, dpairs, queries, shape);
+            add_weighted<true>(dkey, dpairs, others, shape);
         }
     }
     store_rows(dkey, dkeys + key, key_row, rows, shape, 1.0f, add);
@@ -247,8 +251,8 @@ __device__ void sliced_dqueries(const T *qkv, const T *keys, const token *starts
                                 Shape shape) {
     extern __shared__ float shared[];
     const int tile = TILE * shape.stride(), own = shape.sequence;
-    float *key_tile = shared, *value_tile = key_tile + tile, *queries = value_tile + tile, *gradients = queries + tile;
-    float *dpairs = gradients + tile;
+    // Values and keys take turns in `others`.
+    float *queries = shared, *gradients = queries + tile, *others = gradients + tile, *dpairs = others + tile;
     const int head = blockIdx.y, sample = blockIdx.z, kv = head / (shape.heads / shape.kv_heads);
     const RowTile own_rows = tile_at(gridDim.x - 1 - blockIdx.x, own, parts.parts, parts.part);
     if (starts) starts += (size)sample * own;
@@ -265,16 +269,19 @@ __device__ void sliced_dqueries(const T *qkv, const T *keys, const token *starts
         for (int index = 0; index < all_tiles(own); ++index) {
             const RowTile rows = tile_at(index, own, parts.parts, parts.first_owner + owner);
             if (!own_rows.sees(rows, starts)) continue;
-            __syncthreads();
-            load_rows(key_tile, key, key_row, rows, shape, 1.0f);
-            load_rows(value_tile, value, key_row, rows, shape, 1.0f);
-            __syncthreads();
             float probability[OWN][OWN], dscore[OWN][OWN];
-            sliced_scores(probability, dscore, queries, gradients, key_tile, value_tile, log_sums + score, dots + score,
-                          own_rows, rows, starts, shape);
+            __syncthreads();
+            load_rows(others, value, key_row, rows, shape, 1.0f);
+            __syncthreads();
+            dot_tiles(dscore, gradients, others, shape);
+            __syncthreads();
+            load_rows(others, key, key_row, rows, shape, 1.0f);
+            __syncthreads();
+            dot_tiles(probability, queries, others, shape);
+            sliced_scores(probability, dscore, log_sums + score, dots + score, own_rows, rows, starts);
             store_pairs(dpairs, dscore);
             __syncthreads();
-            add_weighted<false>(dquery, dpairs, key_tile, shape);
+            add_weighted<false>(dquery, dpairs, others, shape);
         }
     }
     Q *to = dqueries + ((size)sample * own) * width + first + (size)head * shape.dim;
