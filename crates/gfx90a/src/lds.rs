@@ -1,6 +1,7 @@
 //! LDS, the memory of a workgroup, with the accesses of its waves since the last barrier.
 
 use crate::error::Fault;
+use crate::memory_instructions::access::word;
 use crate::profile::LdsCycles;
 
 /// Uninitialised LDS holds NaNs, so that a sum over it shows.
@@ -69,10 +70,19 @@ impl Lds {
 
     /// Reads 1 to 4 bytes.
     pub(crate) fn load(&mut self, wave: usize, lane: usize, offset: u64, bytes: usize) -> Result<u32, Fault> {
+        Ok(word(self.read(wave, lane, offset, bytes)?))
+    }
+
+    /// Reads some bytes.
+    pub(crate) fn read(
+        &mut self,
+        wave: usize,
+        lane: usize,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<&[u8], Fault> {
         let at = self.access(Access::Read, wave, lane, offset, bytes)?;
-        let mut word = [0; 4];
-        word[..bytes].copy_from_slice(&self.bytes[at..at + bytes]);
-        Ok(u32::from_le_bytes(word))
+        Ok(&self.bytes[at..at + bytes])
     }
 
     /// Writes the lowest 1 to 4 bytes of a word.
@@ -87,6 +97,11 @@ impl Lds {
         let at = self.access(Access::Write, wave, lane, offset, bytes)?;
         self.bytes[at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
         Ok(())
+    }
+
+    /// Whether the lowest 1 to 4 bytes of a word are at an offset that was accessed.
+    pub(crate) fn holds(&self, offset: u64, bytes: usize, value: u32) -> bool {
+        self.bytes[offset as usize..][..bytes] == value.to_le_bytes()[..bytes]
     }
 
     /// Replaces a word and returns what it was. Atomics of several waves are no race.

@@ -1,6 +1,7 @@
 //! Global memory: the buffers of the host, each in an address range of its own, with bounds that every access is held to.
 
 use crate::error::Fault;
+use crate::memory_instructions::access::word;
 
 /// Every buffer has this much of the address space, so an address tells its buffer.
 const WINDOW_BITS: u32 = 32;
@@ -60,9 +61,7 @@ impl Memory {
     /// Reads 1 to 4 bytes for a lane.
     pub(crate) fn load(&self, lane: Option<usize>, address: u64, bytes: usize) -> Result<u32, Fault> {
         let found = self.read(address, bytes).ok_or_else(|| self.out_of_bounds(lane, address, bytes))?;
-        let mut word = [0; 4];
-        word[..bytes].copy_from_slice(found);
-        Ok(u32::from_le_bytes(word))
+        Ok(word(found))
     }
 
     /// Writes the lowest 1 to 4 bytes of a word for a lane.

@@ -25,6 +25,9 @@ pub(crate) struct Mfma {
     tile: Tile,
 }
 
+/// Numbers of A or B, at most: four in every lane.
+const MAX_NUMBERS: usize = 4 * LANES;
+
 /// The shape of one instruction. Tiles are square.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
@@ -81,14 +84,14 @@ fn tile(name: &str) -> Option<Tile> {
 }
 
 impl Tile {
-    /// The numbers that every lane holds of A or B, by block: `[block][row or column][place in the inner dim]`.
-    fn unpack(&self, registers: &[Lanes]) -> Vec<f32> {
-        let mut numbers = vec![0.0; self.blocks * self.side * self.inner];
+    /// The numbers that every lane holds of A or B, by block: `[block][place in the inner dim][row or column]`.
+    fn unpack(&self, registers: &[Lanes]) -> [f32; MAX_NUMBERS] {
+        let mut numbers = [0.0; MAX_NUMBERS];
         for lane in 0..LANES {
             let (line, group) = (lane % self.side, lane / self.side);
             let (block, first) = if self.blocks > 1 { (group, 0) } else { (0, group * self.per_lane) };
             for i in 0..self.per_lane {
-                numbers[(block * self.side + line) * self.inner + first + i] =
+                numbers[(block * self.inner + first + i) * self.side + line] =
                     self.element.of(registers, lane, i);
             }
         }
@@ -145,24 +148,27 @@ impl Mfma {
             let first = usize::from(first);
             tile.unpack(&wave.vector[first..first + registers])
         });
-        let mut results = vec![[0; LANES]; tile.results()];
-        for (register, values) in results.iter_mut().enumerate() {
+        for register in 0..tile.results() {
             let start = match self.c {
                 Operand::Vector(first) => wave.vector[usize::from(first) + register],
                 uniform => [wave.uniform(uniform, false) as u32; LANES],
             };
-            for (lane, value) in values.iter_mut().enumerate() {
-                let (block, row, column) = tile.place(lane, register);
-                let a = &a[(block * tile.side + row) * tile.inner..][..tile.inner];
-                let b = &b[(block * tile.side + column) * tile.inner..][..tile.inner];
-                let start = f32::from_bits(start[lane]);
-                let start = if tile.flushes() { flush(start) } else { start };
-                let sum = a.iter().zip(b).fold(start, |sum, (&a, &b)| a.mul_add(b, sum));
-                *value = if tile.flushes() { flush(sum) } else { sum }.to_bits();
+            let number =
+                |bits: u32| if tile.flushes() { flush(f32::from_bits(bits)) } else { f32::from_bits(bits) };
+            let mut sums = start.map(number);
+            // Adjacent lanes have the columns of one row.
+            for (group, sums) in sums.chunks_exact_mut(tile.side).enumerate() {
+                let (block, row, _) = tile.place(group * tile.side, register);
+                let [a, b] = [&a, &b]
+                    .map(|numbers| numbers.chunks_exact(tile.side).skip(block * tile.inner).take(tile.inner));
+                for (a, b) in a.zip(b) {
+                    for (sum, &b) in sums.iter_mut().zip(b) {
+                        *sum = a[row].mul_add(b, *sum);
+                    }
+                }
             }
+            wave.vector[usize::from(self.to) + register] = sums.map(|sum| number(sum.to_bits()).to_bits());
         }
-        let first = usize::from(self.to);
-        wave.vector[first..first + results.len()].copy_from_slice(&results);
     }
 }
 

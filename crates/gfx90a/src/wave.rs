@@ -151,7 +151,11 @@ impl Wave {
 
     /// Lanes that take part, in order.
     pub(crate) fn active(&self) -> impl Iterator<Item = usize> + use<> {
-        let exec = self.exec();
-        (0..LANES).filter(move |lane| exec >> lane & 1 == 1)
+        let mut left = self.exec();
+        std::iter::from_fn(move || {
+            let lane = left.trailing_zeros() as usize;
+            left &= left.wrapping_sub(1);
+            (lane < LANES).then_some(lane)
+        })
     }
 }

@@ -60,6 +60,14 @@ impl Shape {
     }
 }
 
+/// A number of 1 to 4 bytes.
+pub(crate) fn word(bytes: &[u8]) -> u32 {
+    if let Ok(word) = bytes.try_into() {
+        return u32::from_le_bytes(word);
+    }
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
+}
+
 /// What an atomic on a word computes, from the old value and a register.
 pub(crate) type Atomic = fn(u32, u32) -> u32;
 

@@ -1,6 +1,6 @@
 //! DS: loads, stores and atomics in LDS, and exchanges between the lanes of a wave.
 
-use super::access::{Atomic, Shape, atomic, shape};
+use super::access::{Atomic, Shape, atomic, shape, word};
 use crate::assembly::Line;
 use crate::error::Fault;
 use crate::lds::Lds;
@@ -246,10 +246,11 @@ fn read(
     for lane in wave.active() {
         let mut register = usize::from(to);
         for offset in [Some(offsets.0), offsets.1].into_iter().flatten() {
-            for word in 0..shape.words as u64 {
-                let at = u64::from(addresses[lane]) + offset + 4 * word;
-                let value = lds.load(wave.index, lane, at, shape.bytes)?;
-                wave.vector[register][lane] = shape.loaded(value, wave.vector[register][lane]);
+            let at = u64::from(addresses[lane]) + offset;
+            for value in lds.read(wave.index, lane, at, shape.bytes * shape.words)?.chunks_exact(shape.bytes)
+            {
+                let to = &mut wave.vector[register][lane];
+                *to = shape.loaded(word(value), *to);
                 register += 1;
             }
         }
@@ -278,9 +279,8 @@ fn write(
                 lds.store(wave.index, lane, at(lane), shape.bytes, shape.stored(values[lane]))?;
             }
             // Which of two lanes wins is not defined.
-            let mask = (u64::from(u32::MAX) >> (32 - 8 * shape.bytes)) as u32;
             for lane in wave.active() {
-                if lds.load(wave.index, lane, at(lane), shape.bytes)? != shape.stored(values[lane]) & mask {
+                if !lds.holds(at(lane), shape.bytes, shape.stored(values[lane])) {
                     return Err(Fault::LanesDisagree { offset: at(lane) as usize });
                 }
             }
