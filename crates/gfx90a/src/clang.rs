@@ -10,7 +10,7 @@ use std::process::Command;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::code_object::CodeObject;
-use crate::compile::kernel_source;
+use crate::compile::{definition_options, kernel_source};
 use crate::error::Error;
 
 const CLANG: &str = "clang-19";
@@ -102,8 +102,8 @@ impl Clang {
         architecture: Architecture,
         definitions: &[String],
     ) -> Result<CodeObject, Error> {
-        let source = kernel_source(name, definitions)?;
-        let options = options(architecture);
+        let source = kernel_source(name)?;
+        let options = [options(architecture), definition_options(definitions)].concat();
         let key = format!("{source}\n{options:?} {:?}", self.version);
         let stem = format!("{}-clang-{name}-{:032x}", architecture.name(), xxh3_128(key.as_bytes()));
         let path = |extension: &str| self.cache.join(format!("{stem}.{extension}"));

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 use xxhash_rust::xxh3::xxh3_128;
@@ -59,7 +60,9 @@ impl Compiler {
     /// Compiles one of Kintsugi's kernel files, by its name without the extension, with definitions such as
     /// `HEAD_DIM=64`.
     pub fn kernel_file(&self, name: &str, definitions: &[String]) -> Result<CodeObject, Error> {
-        self.compile(name, &kernel_source(name, definitions)?)
+        let definitions = definition_options(definitions);
+        let options: Vec<&str> = OPTIONS.into_iter().chain(definitions.iter().map(String::as_str)).collect();
+        CodeObject::read(&self.code_object(name, &kernel_source(name)?, &options)?)
     }
 
     /// Compiles a source. The name is for messages.
@@ -70,7 +73,7 @@ impl Compiler {
     /// The file that holds the code object of a source, compiled with these options.
     pub fn code_object(&self, name: &str, source: &str, options: &[&str]) -> Result<PathBuf, Error> {
         let key = format!("{source}\n{options:?} {:?}", self.version);
-        let path = self.cache.join(format!("gfx90a-{name}-{:032x}.co", xxh3_128(key.as_bytes())));
+        let path = self.cache.join(format!("gfx90a-{:032x}.co", xxh3_128(key.as_bytes())));
         let failed = |error| Error::File { path: path.clone(), error };
         fs::create_dir_all(&self.cache).map_err(failed)?;
         // Tests are processes that need the same files at the same time.
@@ -85,8 +88,9 @@ impl Compiler {
         Ok(path)
     }
 
-    /// The code object of a source.
+    /// The code object of a source. The compiler is for one thread at a time.
     fn code(&self, name: &str, source: &str, options: &[&str]) -> Result<Vec<u8>, Error> {
+        static COMPILING: Mutex<()> = Mutex::new(());
         type Create = unsafe extern "C" fn(
             *mut Program,
             *const c_char,
@@ -96,6 +100,7 @@ impl Compiler {
             *const *const c_char,
         ) -> c_int;
         type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+        let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         let create: Create = function(&self.library, "hiprtcCreateProgram")?;
         let compile: Compile = function(&self.library, "hiprtcCompileProgram")?;
         let destroy: unsafe extern "C" fn(*mut Program) -> c_int =
@@ -136,26 +141,32 @@ impl Compiler {
     }
 }
 
-/// The whole text of a kernel file: definitions such as `HEAD_DIM=64`, the common header, and the file.
-pub(crate) fn kernel_source(name: &str, definitions: &[String]) -> Result<String, Error> {
-    let define = |definition: &String| format!("#define {}", definition.replacen('=', " ", 1));
-    let mut parts: Vec<String> = definitions.iter().map(define).collect();
-    parts.extend([included(HEADER)?, included(&format!("{name}.cu"))?]);
-    Ok(parts.join("\n"))
+/// The options of definitions such as `HEAD_DIM=64`.
+pub(crate) fn definition_options(definitions: &[String]) -> Vec<String> {
+    definitions.iter().map(|definition| format!("-D{definition}")).collect()
 }
 
-/// The text of a kernel file, with the headers that it includes in their places.
+/// The whole text of a kernel file: the common header and the file, with the headers that it includes in their places. It is
+/// the text that the HIP backend compiles, so that its tests find what these have compiled.
+pub(crate) fn kernel_source(name: &str) -> Result<String, Error> {
+    let file = format!("{name}.cu");
+    Ok(format!("{}\n#line 1 \"{file}\"\n{}", read(HEADER)?, included(&file)?))
+}
+
 fn included(file: &str) -> Result<String, Error> {
-    let path = Path::new(KERNELS).join(file);
-    let text = fs::read_to_string(&path).map_err(|error| Error::File { path, error })?;
-    let mut whole = vec![format!("#line 1 \"{file}\"")];
-    for (number, line) in text.lines().enumerate() {
-        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
-            Some(header) => whole.extend([included(header)?, format!("#line {} \"{file}\"", number + 2)]),
-            None => whole.push(line.to_owned()),
+    let mut whole = String::new();
+    for line in read(file)?.split_inclusive('\n') {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix("\"\n")) {
+            Some(header) => whole.extend([format!("#line 1 \"{header}\"\n"), included(header)?]),
+            None => whole.push_str(line),
         }
     }
-    Ok(whole.join("\n"))
+    Ok(whole)
+}
+
+fn read(file: &str) -> Result<String, Error> {
+    let path = Path::new(KERNELS).join(file);
+    fs::read_to_string(&path).map_err(|error| Error::File { path, error })
 }
 
 /// A function of the library.
