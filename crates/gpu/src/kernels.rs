@@ -14,13 +14,14 @@ use kintsugi_tensor::DType;
 pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 
 /// The headers that kernel files for attention and for matrix instructions include, by name.
-pub(crate) const HEADERS: [(&str, &str); 6] = [
+pub(crate) const HEADERS: [(&str, &str); 7] = [
     ("attention_tiles.cuh", include_str!("kernels/attention_tiles.cuh")),
     ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
     ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
     ("hopper_instructions.cuh", include_str!("kernels/hopper_instructions.cuh")),
     ("hopper_attention.cuh", include_str!("kernels/hopper_attention.cuh")),
     ("mfma.cuh", include_str!("kernels/mfma.cuh")),
+    ("mfma_slices.cuh", include_str!("kernels/mfma_slices.cuh")),
 ];
 
 /// A kernel source file, without [`COMMON`].

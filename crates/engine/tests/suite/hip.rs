@@ -71,7 +71,7 @@ fn agrees_with_the_cpu(model: &[&str], layouts: &[&[&str]]) {
 
 #[test]
 fn layouts_on_amd_code_train_the_model_of_the_cpu() {
-    agrees_with_the_cpu(&[], &[&[], &["parallel.tp=2"], &["parallel.dp=2"]]);
+    agrees_with_the_cpu(&[], &[&[], &["parallel.tp=2"], &["parallel.dp=2"], &["parallel.cp=2"]]);
 }
 
 #[test]
@@ -80,8 +80,11 @@ fn a_llama_in_16_bits_on_amd_code_trains_the_model_of_the_cpu() {
     agrees_with_the_cpu(&llama, &[&["sharding.zero=1", "parallel.dp=2"]]);
 }
 
-/// Heads of 64 in bf16, whose attention runs on matrix cores.
+/// Heads of 64 in bf16, whose attention runs on matrix cores, of whole sequences and of slices.
 #[test]
 fn attention_on_matrix_cores_trains_the_model_of_the_cpu() {
-    agrees_with_the_cpu(&["model.heads=1", "precision.compute=bf16"], &[&[], &["parallel.dp=2"]]);
+    let gathered = ["parallel.cp=2", "parallel.cp_attention=gather"];
+    let ring = ["parallel.cp=2", "parallel.cp_attention=ring"];
+    let layouts: [&[&str]; 4] = [&[], &["parallel.dp=2"], &gathered, &ring];
+    agrees_with_the_cpu(&["model.heads=1", "precision.compute=bf16"], &layouts);
 }

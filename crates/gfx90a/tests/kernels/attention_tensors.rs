@@ -1,9 +1,10 @@
 //! The tensors of an attention layer on random numbers, and what they must be by the CPU backend in fp64.
 
+use kintsugi_gfx90a::{Argument, Grid};
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, Scores};
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
-use crate::support::{Both, Pair, distance};
+use crate::support::{Both, Pair, distance, pointer, size, suffix};
 
 /// One case. `document` is the length of packed documents; 0 for none.
 #[derive(Clone, Copy, Debug)]
@@ -168,8 +169,24 @@ fn check(pair: &Pair, ours: &Both, exact: &Buffer, tolerance: f64, what: &str) {
     assert!(error <= tolerance, "{what}: relative error {error}");
 }
 
+/// `Σ dout ∘ out` of every query, by the portable kernel, which `pair` has.
+pub fn dots(pair: &mut Pair, shape: AttentionShape, dtype: DType, out: &Both, dout: &Both) -> Both {
+    const THREADS: usize = 256;
+    const ROWS_PER_BLOCK: usize = 16;
+    let queries = shape.rows() * shape.heads;
+    let dots = pair.blank("dots", queries, DType::F32);
+    let sizes = [shape.sequence, shape.heads, shape.kv_heads, shape.head_dim];
+    let sizes = sizes.map(|size| Argument::from(size as u32));
+    let tensors = [pointer(out), pointer(dout), pointer(&dots), size(queries)];
+    let scale = Argument::from(shape.scale() as f32);
+    let grid = Grid::new(queries.div_ceil(ROWS_PER_BLOCK), THREADS);
+    let arguments = [&tensors[..], &sizes, &[scale]].concat();
+    pair.launch(&format!("attention_dots_{}", suffix(dtype)), grid, &arguments);
+    dots
+}
+
 /// The errors of results and of gradients beside fp64: rounding of the format, and of sums in fp32.
-fn tolerances(dtype: DType) -> [f64; 2] {
+pub fn tolerances(dtype: DType) -> [f64; 2] {
     match dtype {
         DType::BF16 => [2e-3, 3e-3],
         DType::F16 => [4e-4, 4e-4],

@@ -137,7 +137,7 @@ impl Attentions {
         sum_bias(launcher, op)
     }
 
-    /// See [`SlicedAttention`]. Only our portable kernels have it.
+    /// See [`SlicedAttention`]. Only our own kernels have it.
     pub(crate) fn sliced_forward(&self, op: &SlicedAttention) -> Result<(), GpuError> {
         portable::sliced_forward(&self.kernels, op)
     }

@@ -24,7 +24,7 @@ const HEAD_DIM: usize = 256;
 
 /// See [`Attention`].
 pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), GpuError> {
-    if let (AttentionSaved::LogSumExp(log_sums), None) = (op.saved, op.shape.scores.soft_cap) {
+    if let AttentionSaved::LogSumExp(log_sums) = op.saved {
         if tensor::does_forward(kernels, op) {
             return tensor::forward(kernels, op, log_sums);
         }
@@ -46,8 +46,7 @@ pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), GpuError> {
 
 /// See [`AttentionBackward`]. `dots` is scratch: one fp32 number per query.
 pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<(), GpuError> {
-    let soft_cap = op.shape.scores.soft_cap;
-    if let (AttentionSaved::LogSumExp(log_sums), None) = (op.saved, soft_cap)
+    if let AttentionSaved::LogSumExp(log_sums) = op.saved
         && tensor::does_backward(kernels, op)
     {
         return tensor::backward(kernels, op, log_sums, dots);
@@ -65,7 +64,7 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
         }
     };
     launch("attention_dots_", Grid::new(rows.div_ceil(ROWS_PER_BLOCK), THREADS), &arguments)?;
-    if let (AttentionSaved::LogSumExp(log_sums), None) = (op.saved, soft_cap)
+    if let AttentionSaved::LogSumExp(log_sums) = op.saved
         && mfma::does_backward(kernels, op)
     {
         return mfma::backward(kernels, op, log_sums, dots);
@@ -84,6 +83,9 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
 
 /// See [`SlicedAttention`].
 pub fn sliced_forward(kernels: &Kernels, op: &SlicedAttention) -> Result<(), GpuError> {
+    if mfma::does_sliced_forward(kernels, op) {
+        return mfma::sliced_forward(kernels, op);
+    }
     let tile = Tile::fitting(kernels, op.shape, FORWARD)?;
     let starts = pointer_or_null(op.starts);
     let before = pointer_or_null(op.before);
@@ -104,6 +106,9 @@ pub fn sliced_backward(kernels: &Kernels, op: &SlicedAttentionBackward, dots: u6
     let name = format!("attention_dots_{}", suffix(op.qkv.dtype())?);
     // SAFETY: as in `sliced_forward`; `dots` has room for every query.
     unsafe { kernels.launch_defined(&ATTENTION, &tile.definitions(), &name, grid, &[], &arguments)? };
+    if mfma::does_sliced_backward(kernels, op) {
+        return mfma::sliced_backward(kernels, op, dots);
+    }
 
     let starts = pointer_or_null(op.starts);
     let inputs =
@@ -175,8 +180,7 @@ impl Tile {
 
     /// A block for each tile of the two slices of a part, `parts` times.
     fn sliced_grid(&self, parts: usize, heads: usize, held: Held) -> Grid {
-        let (slice, own) = (self.shape.sequence / 2, self.shape.sequence);
-        let tiles = slice.div_ceil(self.length) + (own - slice).div_ceil(self.length);
+        let tiles = slice_tiles(self.shape.sequence, self.length);
         let grid = self.grid(heads, held);
         Grid { blocks: (Grid::new(parts * tiles, THREADS).blocks.0, grid.blocks.1, grid.blocks.2), ..grid }
     }
@@ -206,11 +210,21 @@ fn with_shape(arguments: &[Argument], shape: AttentionShape) -> Vec<Argument> {
 fn with_parts(
     tensors: &[Argument],
     slices: Slices,
-    [first_owner, owners]: [usize; 2],
+    owners: [usize; 2],
     shape: AttentionShape,
 ) -> Vec<Argument> {
-    let parts = [slices.parts, slices.part, first_owner, owners].map(|count| Argument::from(count as u32));
-    with_shape(&[tensors, &parts].concat(), shape)
+    with_shape(&[tensors, &parts(slices, owners)].concat(), shape)
+}
+
+/// The parts of queries and keys as kernels take them.
+pub fn parts(slices: Slices, [first_owner, owners]: [usize; 2]) -> [Argument; 4] {
+    [slices.parts, slices.part, first_owner, owners].map(|count| Argument::from(count as u32))
+}
+
+/// Tiles of `length` tokens in both slices of `own` tokens.
+pub fn slice_tiles(own: usize, length: usize) -> usize {
+    let slice = own / 2;
+    slice.div_ceil(length) + (own - slice).div_ceil(length)
 }
 
 /// The factor of the scores.

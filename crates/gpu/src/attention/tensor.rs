@@ -33,6 +33,7 @@ pub fn does_backward(kernels: &Kernels, op: &AttentionBackward) -> bool {
 fn fits(kernels: &Kernels, shape: AttentionShape, views: &[View], shared: u32) -> bool {
     matches!(views[0].dtype(), DType::BF16 | DType::F16)
         && shape.head_dim <= MAX_HEAD
+        && shape.scores.soft_cap.is_none()
         && aligned(shape.head_dim, views)
         && kernels.stream().properties().capability >= Some(MIN_CAPABILITY)
         && kernels.stream().properties().shared_bytes >= shared as usize

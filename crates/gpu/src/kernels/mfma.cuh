@@ -32,23 +32,6 @@ constexpr int PIECES = HEAD_DIM / 8;            // of 16 bytes, in a vector
 constexpr int STEPS = (HEAD_DIM + 15) / 16;     // pairs of instructions over a vector
 constexpr int DIMS = (HEAD_DIM + 31) / 32;      // tiles of 32 numbers in a vector
 
-struct Shape {
-    int sequence, heads, kv_heads;
-    float scale;
-
-    __device__ int qkv_row() const { return (heads + 2 * kv_heads) * HEAD_DIM; }
-    __device__ int out_row() const { return heads * HEAD_DIM; }
-    // Offset of head `head` of sample `sample` in interleaved rows of `row` elements.
-    __device__ size start(int sample, int head, int row) const {
-        return (size)sample * sequence * row + head * HEAD_DIM;
-    }
-    __device__ size key_start(int sample, int kv) const { return start(sample, heads + kv, qkv_row()); }
-    __device__ size value_start(int sample, int kv) const { return start(sample, heads + kv_heads + kv, qkv_row()); }
-    __device__ size first_score(int sample, int head) const { return (size)(sample * heads + head) * sequence; }
-    // The factor of the scores before powers of two are taken.
-    __device__ float factor() const { return scale * LOG2_E; }
-};
-
 // The same number. What follows from it is computed again behind a loop, instead of being kept in registers while it runs.
 __device__ inline int computed_again(int x) {
     asm volatile("" : "+v"(x));
@@ -197,8 +180,8 @@ template <int ROWS> struct Staged {
     static constexpr int UNITS = ROWS / 4 * PIECES, EACH = (2 * UNITS + THREADS - 1) / THREADS;
     words4 rows[EACH][4];
 
-    // Reads vectors first.. of both tensors; zeros after the last.
-    __device__ void load(const element *one, int one_row, const element *other, int other_row, int first, int sequence) {
+    // Reads vectors first.. of both tensors; zeros from `end` on.
+    __device__ void load(const element *one, int one_row, const element *other, int other_row, int first, int end) {
         each([&](bool is_first, int group, int piece, words4 (&rows)[4]) {
             const element *from = is_first ? one : other;
             const int row = is_first ? one_row : other_row;
@@ -206,7 +189,7 @@ template <int ROWS> struct Staged {
             for (int i = 0; i < 4; ++i) {
                 const int at = first + 4 * group + i;
                 rows[i] = words4(0);
-                if (at < sequence) rows[i] = *reinterpret_cast<const words4 *>(from + (size)at * row + 8 * piece);
+                if (at < end) rows[i] = *reinterpret_cast<const words4 *>(from + (size)at * row + 8 * piece);
             }
         });
     }
@@ -228,8 +211,9 @@ template <int ROWS> __device__ inline void store_rows(Rows<ROWS> &to, int group,
     for (int i = 0; i < 4; ++i) to.pieces[Rows<ROWS>::place(4 * group + i, piece)] = rows[i];
 }
 
-// Rounds this lane's column times `factor` and stores it as a vector.
-__device__ inline void store_vector(const tile (&sums)[DIMS], float factor, element *to) {
+// Stores this lane's column times `factor` as a vector, plus `share` of `before` if that is not null.
+template <class R, class B>
+__device__ inline void store_vector(const tile (&sums)[DIMS], float factor, R *to, const B *before, float share) {
     const Lane lane(computed_again(threadIdx.x));
 #pragma unroll
     for (int dims = 0; dims < DIMS; ++dims)
@@ -237,46 +221,17 @@ __device__ inline void store_vector(const tile (&sums)[DIMS], float factor, elem
         for (int r = 0; r < 16; r += 4) {
             const int dim = 32 * dims + lane.row(r);
             if (dim >= HEAD_DIM) continue;
-            const tile &x = sums[dims];
-            const float numbers[4] = {x[r] * factor, x[r + 1] * factor, x[r + 2] * factor, x[r + 3] * factor};
-            *reinterpret_cast<words2 *>(to + dim) = words2{narrow_word<element>(numbers), narrow_word<element>(numbers + 2)};
+            float numbers[4], old[4];
+            for (int i = 0; i < 4; ++i) numbers[i] = sums[dims][r + i] * factor;
+            if (before) {
+                load(before + dim, old);
+                for (int i = 0; i < 4; ++i) numbers[i] += share * old[i];
+            }
+            store(to + dim, numbers);
         }
 }
 
 // A reduction over the two lanes that share a column.
 template <class Operation> __device__ inline float column_reduce(float x, Operation operation) {
     return operation(x, SHUFFLE_XOR(x, 32));
-}
-
-// The keys that the queries of one wave attend to, in tiles: all earlier ones, or with a mask those from their starts on.
-template <bool masked> struct Sight {
-    int query, start;             // of this lane
-    int first, last, first_start, last_start;  // of the wave
-
-    __device__ Sight(const token *starts, int first, int column, int sequence)
-        : query(first + column), first(first), last(min(first + OWN, sequence) - 1) {
-        const auto start_of = [&](int query) { return masked ? (int)starts[max(min(query, sequence - 1), 0)] : 0; };
-        start = start_of(query), first_start = start_of(first), last_start = start_of(last);
-    }
-    // Whether any of them attends to any of `keys` keys, and whether all attend to all.
-    __device__ bool any(int first_key, int keys) const {
-        return first <= last && first_key <= last && first_key + keys > first_start;
-    }
-    __device__ bool all(int first_key, int keys) const {
-        return first_key + keys - 1 <= first && first_key >= last_start;
-    }
-    // Sets the scores of keys that are not visible.
-    __device__ void hide(tile &scores, int first_key, float to) const {
-        const Lane lane;
-#pragma unroll
-        for (int r = 0; r < 16; ++r) {
-            const int key = first_key + lane.row(r);
-            if (key > query || (masked && key < start)) scores[r] = to;
-        }
-    }
-};
-
-// The first key of the first tile that a query, and so any later query, attends to.
-template <bool masked, int KEYS> __device__ inline int first_tile(const token *starts, int query) {
-    return masked ? (int)starts[query] / KEYS * KEYS : 0;
 }
