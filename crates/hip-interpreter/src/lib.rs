@@ -63,16 +63,17 @@ pub fn this_program(folder: &Path) -> io::Result<Command> {
 
 /// The same with libraries of these names only.
 pub fn this_program_with(folder: &Path, names: &[&str]) -> io::Result<Command> {
-    start(&env::current_exe()?, folder, names)
+    program_with(&env::current_exe()?, folder, names)
 }
 
 /// A program in a process that has the interpreter in the place of AMD's libraries. `folder` keeps the library's names and
 /// compiled kernels. Fails if the library was not built beside the program that runs now.
 pub fn program(program: &Path, folder: &Path) -> io::Result<Command> {
-    start(program, folder, &NAMES)
+    program_with(program, folder, &NAMES)
 }
 
-fn start(program: &Path, folder: &Path, names: &[&str]) -> io::Result<Command> {
+/// The same with libraries of these names only.
+pub fn program_with(program: &Path, folder: &Path, names: &[&str]) -> io::Result<Command> {
     let current = env::current_exe()?;
     let beside = |name: &str| current.parent().map(|folder| folder.join(name));
     let library = beside("libamdhip64.so").filter(|path| path.exists());

@@ -1,6 +1,7 @@
 //! The built binary, as a person or a script uses it.
 
 mod agents;
+mod amd_machines;
 mod best;
 mod config;
 mod convert;
