@@ -43,6 +43,9 @@ fn first(folder: &Path, program: &mut Command) {
 
 #[test]
 fn without_a_driver() {
+    if Path::new("/opt/rocm").exists() {
+        return eprintln!("skipped: this machine has AMD's driver in /opt/rocm");
+    }
     let prepare = |folder: &Path, program: &mut Command| {
         for name in HIP_NAMES {
             fs::write(folder.join(name), "no library").expect("a file");
@@ -97,5 +100,5 @@ fn with_too_little_memory() {
     let prepare = |_: &Path, program: &mut Command| {
         program.args(["--set", "model.hidden=4096", "--set", "model.layers=4"]);
     };
-    refused("little-memory", &[HIP, ROCBLAS], prepare, 2, "must fit into 2.00 GiB (free on the GPU)");
+    refused("little-memory", &[HIP, ROCBLAS], prepare, 2, "but has 2.00 GiB (free on the GPU)");
 }
