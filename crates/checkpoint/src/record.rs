@@ -23,7 +23,7 @@ const MAX_RANKS: usize = 1 << 20;
 const MAX_BLOCK: usize = 4096;
 
 /// What is not stored, or not as keys. A reader has an output folder and a machine of its own, and logs as it likes.
-const NOT_STORED: [&str; 13] = [
+const NOT_STORED: [&str; 14] = [
     "model.preset",
     "sharding",
     "data",
@@ -35,6 +35,7 @@ const NOT_STORED: [&str; 13] = [
     "run.log",
     "run.hang_factor",
     "run.checksum_every",
+    "run.replicate_every",
     "run.nccl_channels",
     "run.nccl_buffer",
 ];

@@ -70,6 +70,16 @@ impl Traffic {
         }
     }
 
+    /// What was added since it was `before`.
+    #[must_use]
+    pub fn since(&self, before: &Traffic) -> Traffic {
+        let mut since = Traffic::default();
+        for (level, operation, bytes) in self.iter() {
+            since.add(level, operation, bytes - before.get(level, operation));
+        }
+        since
+    }
+
     /// The counts that are not zero: innermost level first, then in the order of [`Operation::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (Level, Operation, u64)> + '_ {
         Level::ALL

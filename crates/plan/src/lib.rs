@@ -23,6 +23,7 @@ mod pipeline;
 mod plan;
 mod precision;
 mod program;
+mod replication;
 mod run;
 pub mod schedule;
 mod sharding;
@@ -48,6 +49,7 @@ pub use optimizer::{
 pub use pipeline::{Pipeline, ScheduleKind};
 pub use plan::{GradientReductions, Plan};
 pub use precision::{Compute, GradientType, LossScale, Precision, Products, Recipe};
+pub use replication::{COPY_ALIGNMENT, COPY_PIECE, COPY_SETS};
 pub use run::{DeviceKind, LogFormat, OnSpike, Resume, Run, Transport};
 pub use schedule::Pass;
 pub use sharding::{MAX_PARTS, Part, SecondaryUse, Sharding, When};

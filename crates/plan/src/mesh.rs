@@ -116,6 +116,7 @@ impl Mesh {
         match group {
             Group::Along(axis, span) => self.steps(axis, span, topology).0,
             Group::Tied => 2,
+            Group::Nodes => self.ranks().div_ceil(self.ranks_of_node(topology)),
         }
     }
 
@@ -127,12 +128,17 @@ impl Mesh {
                 self.place(axis, at) / stride % ranks
             }
             Group::Tied => usize::from(at.pp() > 0),
+            Group::Nodes => self.rank(at) / self.ranks_of_node(topology),
         }
     }
 
     /// Member `index` of the group of the rank at `at`.
     pub fn group_member(&self, group: Group, at: Coordinate, index: usize, topology: Topology) -> usize {
         self.rank(match group {
+            Group::Nodes => {
+                let per_node = self.ranks_of_node(topology);
+                return index * per_node + self.rank(at) % per_node;
+            }
             Group::Along(axis, span) => {
                 let stride = self.steps(axis, span, topology).1;
                 let first = self.place(axis, at) - self.group_index(group, at, topology) * stride;
@@ -147,6 +153,11 @@ impl Mesh {
     pub fn group(&self, group: Group, at: Coordinate, topology: Topology) -> Vec<usize> {
         let ranks = self.group_size(group, topology);
         (0..ranks).map(|index| self.group_member(group, at, index, topology)).collect()
+    }
+
+    /// Ranks of a node.
+    fn ranks_of_node(&self, topology: Topology) -> usize {
+        topology.per_node.map_or(self.ranks(), |ranks| ranks.min(self.ranks()))
     }
 
     /// The place of a rank along an axis; along dp that among all ranks with the same parameters.
@@ -262,9 +273,12 @@ mod tests {
         assert_eq!(members(Group::DATA), [9, 11, 13, 15]);
         assert_eq!(members(Group::PIPELINE), [5, 13, 21]);
         assert_eq!(members(Group::Tied), [5, 21]);
-        for group in [Group::TENSOR, Group::DATA, Group::PIPELINE] {
+        for group in [Group::TENSOR, Group::DATA, Group::PIPELINE, Group::Nodes] {
             assert_eq!(members(group)[mesh.group_index(group, at, Topology::ONE_NODE)], mesh.rank(at));
         }
+        let nodes_of_six = Topology { per_package: 1, per_node: Some(6), nodes_per_pod: None };
+        assert_eq!(mesh.group(Group::Nodes, at, nodes_of_six), [1, 7, 13, 19]);
+        assert_eq!(mesh.group_index(Group::Nodes, at, nodes_of_six), 2);
     }
 
     #[test]

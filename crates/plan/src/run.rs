@@ -27,6 +27,8 @@ pub struct Run {
     pub resume: Resume,
     /// Steps between checkpoints; 0 for one at the end only.
     pub checkpoint_every: u64,
+    /// Steps between copies of states in the memory of a neighbour node; 0 for none.
+    pub replicate_every: u64,
     /// How many of the newest checkpoints to keep; 0 to save none.
     pub keep: u64,
     /// How many checkpoints with the lowest validation losses to keep besides the newest. Unless it is 0, a checkpoint is
@@ -86,6 +88,7 @@ impl Run {
             out: folder(raw.out())?,
             resume: raw.resume.clone().unwrap_or(Resume::No),
             checkpoint_every: raw.checkpoint_every(),
+            replicate_every: raw.replicate_every()?,
             keep: raw.keep(),
             keep_best: raw.keep_best(),
             log_every: raw.log_every()?,

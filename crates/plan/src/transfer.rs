@@ -89,6 +89,9 @@ pub enum Transfer {
     Norm { axis: Axis },
     /// The sampled tokens, which all stages get (generation).
     Share,
+    /// A piece of the states that a rank owns, which goes to the next node, and one that comes from the previous node
+    /// ([`Plan::replication`](crate::Plan::replication)).
+    Replicate { piece: usize },
 }
 
 impl Transfer {
@@ -100,7 +103,11 @@ impl Transfer {
             | Transfer::Reduce { unit, .. }
             | Transfer::Refresh { unit, .. }
             | Transfer::Exchange { unit, .. } => Some(unit),
-            Transfer::Send(_) | Transfer::Receive(_) | Transfer::Norm { .. } | Transfer::Share => None,
+            Transfer::Send(_)
+            | Transfer::Receive(_)
+            | Transfer::Norm { .. }
+            | Transfer::Share
+            | Transfer::Replicate { .. } => None,
         }
     }
 
@@ -110,7 +117,7 @@ impl Transfer {
         if let Transfer::Send(message) | Transfer::Receive(message) = self { Some(message) } else { None }
     }
 
-    /// The group of the collective that it is; `None` for a message.
+    /// The group of the collective that it is; `None` for messages.
     #[inline]
     pub fn group(self) -> Option<Group> {
         match self {
@@ -120,7 +127,7 @@ impl Transfer {
             Transfer::Exchange { over, .. } => Some(over),
             Transfer::Norm { axis } => Some(Group::Along(axis, Span::All)),
             Transfer::Share => Some(Group::PIPELINE),
-            Transfer::Send(_) | Transfer::Receive(_) => None,
+            Transfer::Send(_) | Transfer::Receive(_) | Transfer::Replicate { .. } => None,
         }
     }
 
@@ -129,11 +136,11 @@ impl Transfer {
     pub fn crosses_stages(self) -> bool {
         match self.group() {
             Some(Group::Along(axis, _)) => axis == Axis::Pipeline,
-            Some(Group::Tied) | None => true,
+            Some(Group::Tied | Group::Nodes) | None => true,
         }
     }
 
-    /// The same transfer of the first layer, micro-batch and stage.
+    /// The same transfer of the first layer, micro-batch, stage and piece.
     #[inline]
     pub(crate) fn any_layer(self) -> Transfer {
         let first =
@@ -147,6 +154,7 @@ impl Transfer {
             }
             Transfer::Send(message) => Transfer::Send(first(message)),
             Transfer::Receive(message) => Transfer::Receive(first(message)),
+            Transfer::Replicate { .. } => Transfer::Replicate { piece: 0 },
             Transfer::Norm { .. } | Transfer::Share => self,
         }
     }
@@ -166,6 +174,7 @@ impl Transfer {
             Transfer::Receive(_) => verbs("receiving ", "received "),
             Transfer::Norm { .. } => verbs("summing ", ""),
             Transfer::Share => verbs("sharing ", ""),
+            Transfer::Replicate { .. } => verbs("copying ", "copied "),
         }
     }
 }
@@ -223,6 +232,7 @@ impl fmt::Display for Transfer {
             Transfer::Send(message) | Transfer::Receive(message) => message.fmt(f),
             Transfer::Norm { axis } => write!(f, "the norm over {}", axis.name()),
             Transfer::Share => f.write_str("the chosen tokens"),
+            Transfer::Replicate { piece } => write!(f, "piece {piece} of the states between nodes"),
         }
     }
 }

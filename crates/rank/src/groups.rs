@@ -7,8 +7,8 @@ use kintsugi_comm::paper::{Log, PaperGroup};
 use kintsugi_comm::{Communicator, ObservedGroup, RankFailure, Solo, TransferObserver};
 use kintsugi_plan::{Axis, Coordinate, Group, Plan, Span};
 
-/// A rank's communicators: one for each axis of the mesh, for each part of the data-parallel axis if it is divided, and for
-/// the tied token table if its stage holds a copy.
+/// A rank's communicators: one for each axis of the mesh, for each part of the data-parallel axis if it is divided, for
+/// the tied token table if its stage holds a copy, and for the nodes if states are copied.
 pub struct Groups(Vec<(Group, Box<dyn Communicator>)>);
 
 impl Groups {
@@ -21,9 +21,10 @@ impl Groups {
         let parts = plan.sharding.groups().filter(|&part| part != Group::DATA);
         let axes = Axis::ALL.into_iter().rev().map(|axis| Group::Along(axis, Span::All));
         let tied = plan.holds_tied_copy(at.pp()).then_some(Group::Tied);
+        let nodes = plan.copies_states().then_some(Group::Nodes);
         let mut with_members =
             |group| (group, make(group, &plan.mesh.group(group, at, plan.cluster.topology)));
-        Groups(parts.chain(axes).chain(tied).map(&mut with_members).collect())
+        Groups(parts.chain(axes).chain(tied).chain(nodes).map(&mut with_members).collect())
     }
 
     /// This rank's communicator of a group.

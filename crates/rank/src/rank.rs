@@ -18,6 +18,7 @@ use crate::generation::{Generation, NewTokens};
 use crate::in_flight::InFlight;
 use crate::initial_weights::InitialWeights;
 use crate::matrices::Rounds;
+use crate::replication::Replication;
 use crate::store::Zeros;
 use crate::unit::{ElementTypes, UnitState};
 use crate::{Groups, Store, StoreError, StoredTensor, UnitValues};
@@ -47,6 +48,15 @@ pub trait TokenSource {
     /// Samples the next token of each sample of a micro-batch from its logits, `[samples, vocabulary]`; `None` on paper.
     /// Every tp rank calls it with the same logits and must get the same tokens.
     fn choose(&mut self, _micro: usize, _logits: &[f32]) -> Option<Vec<u32>> {
+        None
+    }
+}
+
+/// A source for ranks on paper, and for programs that load no tokens.
+pub struct NoTokens;
+
+impl TokenSource for NoTokens {
+    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         None
     }
 }
@@ -122,6 +132,8 @@ pub struct Rank {
     pub(crate) rounds: Rounds,
     /// The state of a running generation.
     pub(crate) generation: Option<Generation>,
+    /// The copies of its states.
+    pub(crate) replication: Replication,
 }
 
 /// Index of the squared norm in the sums.
@@ -174,6 +186,7 @@ impl Rank {
             first_backward: plan.first_backward(),
             frozen_shape: shape.frozen(),
             rounds: Rounds::new(&plan, at, &groups),
+            replication: Replication::new(&plan, at),
             index,
             plan,
             at,
@@ -321,6 +334,7 @@ impl Rank {
             Transfer::Receive(message) => self.receive_start(message),
             Transfer::Norm { axis } => self.norm_start(axis),
             Transfer::Share => self.share_start(),
+            Transfer::Replicate { piece } => self.replicate_start(piece),
         }
     }
 
@@ -334,6 +348,7 @@ impl Rank {
             Transfer::Receive(message) => self.receive_wait(message),
             Transfer::Norm { axis } => self.norm_wait(axis),
             Transfer::Share => self.share_wait(),
+            Transfer::Replicate { piece } => self.replicate_wait(piece),
         }
     }
 

@@ -19,6 +19,27 @@ pub struct StepMetrics {
     pub tokens_per_s: Option<f64>,
     /// Joules per step.
     pub energy_j: Option<f64>,
+    /// The copying of states between two steps, if they are copied. It is not in the other figures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replication: Option<ReplicationMetrics>,
+}
+
+/// The metrics of copying the states of all ranks once, predicted or measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReplicationMetrics {
+    /// Bytes sent over all ranks, by level and operation.
+    pub comm_bytes: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// Bytes of all copies in the memory of the fullest node.
+    pub node_bytes: u64,
+    /// Seconds. Predicted are those of the transfers alone.
+    pub seconds: Option<f64>,
+}
+
+impl ReplicationMetrics {
+    /// Metrics of this traffic, memory and time.
+    pub fn new(traffic: &Traffic, node_bytes: u64, seconds: Option<f64>) -> Self {
+        ReplicationMetrics { comm_bytes: by_level(traffic), node_bytes, seconds }
+    }
 }
 
 /// One rank's memory: live bytes by category when the total is at its peak.
@@ -82,10 +103,21 @@ impl RankMemory {
 impl StepMetrics {
     /// Metrics of memory and traffic, without time and energy.
     pub fn new(peak_bytes: Vec<RankMemory>, traffic: &Traffic) -> Self {
-        let mut comm_bytes: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
-        for (level, operation, bytes) in traffic.iter() {
-            comm_bytes.entry(level.name()).or_default().insert(operation.name(), bytes);
+        StepMetrics {
+            peak_bytes,
+            comm_bytes: by_level(traffic),
+            step_s: None,
+            tokens_per_s: None,
+            energy_j: None,
+            replication: None,
         }
-        StepMetrics { peak_bytes, comm_bytes, step_s: None, tokens_per_s: None, energy_j: None }
     }
+}
+
+fn by_level(traffic: &Traffic) -> BTreeMap<&'static str, BTreeMap<&'static str, u64>> {
+    let mut bytes_by_level: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for (level, operation, bytes) in traffic.iter() {
+        bytes_by_level.entry(level.name()).or_default().insert(operation.name(), bytes);
+    }
+    bytes_by_level
 }

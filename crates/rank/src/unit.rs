@@ -280,6 +280,21 @@ impl UnitState {
         self.master.iter().chain(&self.average).map(Buffer::view).chain(states).collect()
     }
 
+    /// The states that this rank owns, with the weights in their highest precision: everything that the unit needs to go on.
+    pub fn owned_states(&self) -> Vec<View<'_>> {
+        let own_weights = || self.weights.resident.ready().slice(within(&self.owned, &self.resident));
+        let weights = self.master.is_none().then(own_weights);
+        weights.into_iter().chain(self.states()).collect()
+    }
+
+    /// Sets the weights of what this rank owns, after its states.
+    pub fn set_owned_weights(&self, backend: &dyn Backend) {
+        if let Some(master) = &self.master {
+            let weights = self.weights.resident.ready().slice(within(&self.owned, &self.resident));
+            backend.copy(master.view(), weights);
+        }
+    }
+
     /// The moving average of the weights that this rank owns, if it is kept, and these weights.
     pub fn average(&self) -> Option<(View<'_>, View<'_>)> {
         let own_weights = || self.weights.resident.ready().slice(within(&self.owned, &self.resident));

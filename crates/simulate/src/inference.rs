@@ -6,12 +6,10 @@ use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
 use kintsugi_plan::{Axis, Coordinate, Plan};
-use kintsugi_rank::{Purpose, Rank, RankMemory, paper_groups};
+use kintsugi_rank::{NoTokens, Purpose, Rank, RankMemory, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
-
-use crate::predict::NoTokens;
 
 /// The memory of an evaluating rank of each stage.
 pub fn evaluation_memory(plan: &Plan, device: Device) -> Vec<RankMemory> {

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use kintsugi_comm::Traffic;
 use kintsugi_comm::paper::{Entry, Log};
 use kintsugi_plan::{Computation, Coordinate, Op, Plan, ScheduleKind};
-use kintsugi_rank::{Rank, RankMemory, StepMetrics, TokenSource, Tokens, paper_groups};
+use kintsugi_rank::{NoTokens, Rank, RankMemory, ReplicationMetrics, StepMetrics, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
 
+use crate::cost::replication_seconds;
 use crate::framework_tensors::Allocations;
 use crate::graph::short_step;
 use crate::traffic;
@@ -47,6 +48,8 @@ pub struct Prediction {
     pub stages: Vec<RankMemory>,
     /// Bytes sent in one step over all ranks.
     pub traffic: Traffic,
+    /// The copying of states between two steps, if the plan copies them.
+    pub replication: Option<ReplicationMetrics>,
     ranks_per_stage: usize,
     pub(crate) device: Device,
     pub(crate) coverage: Coverage,
@@ -56,16 +59,22 @@ impl Prediction {
     /// The prediction in the form of measurements.
     pub fn figures(&self) -> StepMetrics {
         let each = |memory| std::iter::repeat_n(memory, self.ranks_per_stage);
-        StepMetrics::new(self.stages.iter().copied().flat_map(each).collect(), &self.traffic)
+        let figures = StepMetrics::new(self.stages.iter().copied().flat_map(each).collect(), &self.traffic);
+        StepMetrics { replication: self.replication.clone(), ..figures }
     }
 }
 
-/// Predicts the traffic of one step, and the peak memory of a step and of the evaluations between steps.
+/// Predicts the traffic of one step, and the peak memory of a step and of what runs between two: evaluations, and the copying of states.
 pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
     let stages = run_stages(plan, device, coverage, Tensors::Engine);
     let transfers: Vec<&Counts> = stages.iter().map(|stage| &stage.transfers).collect();
+    let copies: Vec<&Counts> = stages.iter().map(|stage| &stage.copies).collect();
     Prediction {
         traffic: traffic::over_all_ranks(plan, &transfers),
+        replication: plan.copies_states().then(|| {
+            let traffic = traffic::over_all_ranks(plan, &copies);
+            ReplicationMetrics::new(&traffic, plan.copied_bytes_of_node(), Some(replication_seconds(plan)))
+        }),
         stages: stages
             .iter()
             .zip(0..)
@@ -107,6 +116,8 @@ pub(crate) type Counts = Vec<(Entry, u64)>;
 struct Stage {
     memory: RankMemory,
     transfers: Counts,
+    /// The transfers of the copying of states.
+    copies: Counts,
 }
 
 fn run_short_step(plan: &Plan, stage: usize, device: Device, tensors: Tensors) -> Stage {
@@ -119,7 +130,7 @@ fn run_short_step(plan: &Plan, stage: usize, device: Device, tensors: Tensors) -
     let in_short = short + (micro_batches - short) % period;
     let (short, snapshots) = run_stage(&plan.with_micro_batches(in_short), stage, device, tensors);
     let periods = ((micro_batches - in_short) / period) as u64;
-    Stage { memory: short.memory, transfers: extrapolate(&short.transfers, &snapshots, periods) }
+    Stage { transfers: extrapolate(&short.transfers, &snapshots, periods), ..short }
 }
 
 /// Adds the transfers of `periods` more periods, each like the one between the last two snapshots.
@@ -168,15 +179,12 @@ fn run_stage(plan: &Plan, stage: usize, device: Device, tensors: Tensors) -> (St
         rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, op| begin(*op))
             .expect("paper moves nothing that could fail");
     }
-    let memory = paper.memory();
-    (Stage { memory: RankMemory::new(memory.peak(), memory.reserved()), transfers }, snapshots)
-}
-
-/// Micro-batches without tokens, because the paper backend has no data.
-pub(crate) struct NoTokens;
-
-impl TokenSource for NoTokens {
-    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
-        None
+    drop(log.borrow_mut().take());
+    if plan.copies_states() {
+        rank.run(&plan.replication(stage), &mut NoTokens, |_, op| begin(*op))
+            .expect("paper moves nothing that could fail");
     }
+    let memory = paper.memory();
+    let memory = RankMemory::new(memory.peak(), memory.reserved());
+    (Stage { memory, transfers, copies: counts() }, snapshots)
 }

@@ -43,11 +43,15 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
     traffic
 }
 
-/// A message as rank `me` of its group sends it. The first rank of cp is on paper, and the others send as far around the ring.
+/// A message as rank `me` of its group sends it. The first rank of cp is on paper, and the others send as far around the ring. Copies of
+/// states go to the next node.
 fn as_sent_by(entry: Entry, ranks: usize, me: usize) -> Entry {
     match entry.transfer {
         Transfer::Send { to } if entry.group == Group::CONTEXT => {
             Entry { transfer: Transfer::Send { to: (me + to) % ranks }, ..entry }
+        }
+        Transfer::Send { .. } if entry.group == Group::Nodes => {
+            Entry { transfer: Transfer::Send { to: (me + 1) % ranks }, ..entry }
         }
         _ => entry,
     }

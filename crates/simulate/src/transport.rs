@@ -38,8 +38,9 @@ pub(crate) fn transport_bytes(plan: &Plan, stage: usize) -> u64 {
     let size = |group: Group| plan.mesh.group_size(group, plan.cluster.topology);
     let parts = plan.sharding.groups().filter(|&part| part != Group::DATA);
     let tied = (plan.mesh.pp() > 1 && plan.holds_tied_copy(stage)).then_some(Group::Tied);
-    let groups =
-        [Group::TENSOR, Group::CONTEXT, Group::DATA, Group::PIPELINE].into_iter().chain(parts).chain(tied);
+    let nodes = plan.copies_states().then_some(Group::Nodes);
+    let axes = [Group::TENSOR, Group::CONTEXT, Group::DATA, Group::PIPELINE];
+    let groups = axes.into_iter().chain(parts).chain(tied).chain(nodes);
     let groups = groups.map(size).filter(|&size| size > 1);
     // A ring receives from one neighbour, and a tree from up to three. The sender has a little memory of its own for each.
     let neighbour = set.next_multiple_of(GRANULARITY) + GRANULARITY;
@@ -57,11 +58,13 @@ fn links(plan: &Plan, stage: usize) -> u64 {
     let (stages, wraps) = (plan.mesh.pp(), plan.pipeline.virtual_stages > 1);
     // Around the ring of cp there is one from the previous rank and one to the next.
     let of_context = if plan.mesh.cp() > 1 { 2 } else { 0 };
+    // And around that of the nodes.
+    let of_rings = of_context + if plan.copies_states() { 2 } else { 0 };
     if stages == 1 {
-        return of_context;
+        return of_rings;
     }
     let (before, after) = (stage > 0 || wraps, stage + 1 < stages || wraps);
-    2 * (u64::from(before) + u64::from(after)) + of_context
+    2 * (u64::from(before) + u64::from(after)) + of_rings
 }
 
 #[cfg(test)]

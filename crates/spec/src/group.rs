@@ -73,6 +73,8 @@ pub enum Group {
     Along(Axis, Span),
     /// The first and the last stage, which hold copies of the tied token table.
     Tied,
+    /// The ranks at the same place of all nodes, whatever their stage: a ring in which copies of states travel.
+    Nodes,
 }
 
 impl Group {
@@ -96,6 +98,7 @@ impl fmt::Display for Group {
                 write!(f, "{} across {}s inside a {}", axis.name(), inner.name(), outer.name())
             }
             Group::Tied => f.write_str("tied stages"),
+            Group::Nodes => f.write_str("nodes"),
         }
     }
 }

@@ -13,8 +13,7 @@ use super::markdown::{Code, Page, Row, codes};
 pub const PAGE: &str = "docs/coming-from.md";
 
 /// The first cells of rows that name no key: reviewed by a person, last on 2026-11-19.
-const REVIEWED: [&str; 14] = [
-    "a learning rate and a decay by parameter",
+const REVIEWED: [&str; 13] = [
     "`--lr-wsd-decay-style linear`, `minus_sqrt`",
     "TF32",
     "CPU or NVMe offload",

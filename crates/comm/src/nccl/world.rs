@@ -121,10 +121,10 @@ impl NcclWorld {
         let first = members.and_then(|members| members.iter().min().copied());
         let whole = split(first.zip(me))?;
         let mut links = Vec::new();
-        // The last rank of cp sends keys to the first.
-        let wraps = self.wraps || group == Group::CONTEXT;
-        if [Group::PIPELINE, Group::CONTEXT].contains(&group) {
-            // Messages of cp go one way.
+        // The last rank of cp sends keys to the first, and the last node its states.
+        let wraps = self.wraps || [Group::CONTEXT, Group::Nodes].contains(&group);
+        if [Group::PIPELINE, Group::CONTEXT, Group::Nodes].contains(&group) {
+            // Messages of cp and of nodes go one way.
             let used = |round: &Vec<MessageLink>| {
                 group == Group::PIPELINE
                     || round.iter().all(|link| link.direction == links::Direction::Forward)

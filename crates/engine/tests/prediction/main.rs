@@ -4,6 +4,7 @@
 //! which allocates every tensor separately.
 
 mod context;
+mod copies;
 mod schemes;
 
 use std::fmt::Write as _;
@@ -150,6 +151,8 @@ struct RankMeasure {
     stage: usize,
     allocator: HeapUsage,
     traffic: Traffic,
+    /// That of copying the states once.
+    copies: Traffic,
 }
 
 /// Samples that repeat one token. Every second token of a sample begins a document.
@@ -189,16 +192,26 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
         if plan.run.eval_every > 0 {
             worker.run(&evaluation, &mut ones, |_, _| {})?;
         }
+        let (replication, before) = (plan.replication(worker.at.pp()), worker.world.traffic(worker.number));
+        if plan.copies_states() {
+            worker.rank.keep_copies(copies::keeper());
+            worker.run(&replication, &mut ones, |_, _| {})?;
+        }
+        let copied = worker.world.traffic(worker.number).since(&before);
         counting::reset(worker.number);
         worker.run(&program, &mut ones, |_, _| {})?;
         meddle(worker);
         if plan.run.eval_every > 0 {
             worker.run(&evaluation, &mut ones, |_, _| {})?;
         }
+        if plan.copies_states() {
+            worker.run(&replication, &mut ones, |_, _| {})?;
+        }
         Ok(RankMeasure {
             stage: worker.at.pp(),
             allocator: counting::measured(worker.number),
             traffic: std::mem::take(&mut traffic),
+            copies: copied,
         })
     })
     .expect("no rank fails")
@@ -213,6 +226,7 @@ fn check(prediction: &Prediction, measured: &[RankMeasure]) -> Result<(), String
     if traffic != prediction.traffic {
         return Err(format!("traffic: predicted {:?}, measured {traffic:?}", prediction.traffic));
     }
+    copies::check(prediction, measured)?;
     for (number, rank) in measured.iter().enumerate() {
         let predicted = prediction.stages[rank.stage];
         let seen = RankMemory::new(rank.allocator.peak, 0);

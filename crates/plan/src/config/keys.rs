@@ -385,6 +385,9 @@ table! {
         resume: Resume, else "false";
         /// steps between [checkpoints](checkpoints.md); with 0 only one at the end
         checkpoint_every: u64, default 0;
+        /// steps between [copies of states](recovery.md#copies-in-memory) in the memory of a neighbour node; 0 for none. Needs
+        /// several nodes (`cluster.per_node`) and `kintsugi launch`
+        replicate_every: u64, default 0, in 0..=MAX_STEPS;
         /// how many of the newest checkpoints are kept; with 0 none is saved
         keep: u64, default 2;
         /// how many of the [best checkpoints](checkpoints.md#the-best-checkpoints) are kept besides the newest

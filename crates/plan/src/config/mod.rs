@@ -34,7 +34,7 @@ pub use strategy::{LayerSplit, ShardingChoice, Strategy};
 
 use crate::context;
 use crate::data::resolve as data;
-use crate::{Batch, FrozenUnits, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run, optimizer};
+use crate::{Batch, FrozenUnits, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run, optimizer, replication};
 use error::invalid;
 use keys::{RawParallel, RawSharding};
 use layers::Layers;
@@ -68,8 +68,11 @@ fn search_base(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
         ..raw.parallel.clone()
     };
     raw.sharding = RawSharding::default();
+    // One rank has no neighbour node.
+    let replicate_every = std::mem::take(&mut raw.run.replicate_every);
     let mut base = plan(&layers)?;
     base.sharding.quantized = codes;
+    base.run.replicate_every = replicate_every.unwrap_or(0);
     Ok((base, ranks))
 }
 
@@ -121,6 +124,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     };
     optimizer::check_names(&plan)?;
     plan.frozen = FrozenUnits::resolve(&plan.optimizer, &plan)?;
+    replication::check(&plan)?;
     Ok(plan)
 }
 

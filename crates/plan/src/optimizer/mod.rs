@@ -4,12 +4,15 @@ mod groups;
 mod kind;
 mod matrices;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
-use crate::Run;
 use crate::config::ConfigError;
 use crate::config::error::{invalid, short};
 use crate::config::keys::RawOptimizer;
+use crate::parameters::{PlacedParameter, UnitLayout};
+use crate::{Run, StoredTensor};
 
 pub(crate) use groups::check_names;
 pub use groups::{ParameterGroup, ParameterUpdate};
@@ -73,6 +76,23 @@ pub struct RateDecay {
 }
 
 impl Optimizer {
+    /// The ranges of a unit's flat buffer whose parameters have a state, in order. If all have it, that is all of it. Otherwise parameters
+    /// that follow each other are one range, with the padding between them.
+    pub fn covered(&self, layout: &UnitLayout, stored: StoredTensor) -> Vec<Range<usize>> {
+        let has = |placed: &PlacedParameter| self.states_of(&placed.parameter).contains(&stored);
+        if layout.placed.iter().all(has) {
+            return std::iter::once(0..layout.len).collect();
+        }
+        let neighbours = layout.placed.chunk_by(|a, b| has(a) && has(b));
+        let with_state = neighbours.filter(|chunk| has(&chunk[0]));
+        with_state.map(|chunk| chunk[0].range.start..chunk[chunk.len() - 1].range.end).collect()
+    }
+
+    /// Elements of a state on a rank that owns `owned` elements of a unit: as many on every rank, whichever elements it owns.
+    pub fn state_elements(&self, layout: &UnitLayout, stored: StoredTensor, owned: usize) -> usize {
+        self.covered(layout, stored).iter().map(Range::len).sum::<usize>().min(owned)
+    }
+
     /// The decay in a run of `steps` steps. Without `decay_steps` the last step of the run has `min_lr`, and the decay
     /// starts with the warm-up's end, or for [`RateSchedule::Wsd`] and [`RateSchedule::WsdSqrt`] a tenth of the run before its end.
     pub fn decay(&self, steps: u64) -> RateDecay {

@@ -42,7 +42,7 @@ fn matrices(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
 
 /// After each rank has updated its shard, the ranks that hold the same weights get the other shards of them. With overlap all
 /// units are gathered at the same time, phase by phase.
-fn refresh(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
+pub(crate) fn refresh(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
     let (units, phases) = (plan.trained_units(stage), plan.sharding.refreshes());
     let refresh = |unit, phase| Transfer::Refresh { unit, phase };
     if !plan.pipeline.overlap {

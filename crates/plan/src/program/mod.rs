@@ -15,6 +15,8 @@ mod transfers;
 
 use std::ops::Range;
 
+pub(crate) use finish::refresh;
+
 use crate::schedule::{self, Pass};
 use crate::{BackwardPart, Block, Computation, Op, Plan, Program, StepOp, Transfer};
 

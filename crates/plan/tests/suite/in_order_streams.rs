@@ -55,7 +55,7 @@ fn queue(stage: usize, transfer: Transfer) -> Queue {
         (_, Some(Group::Tied)) => Queue::Tied,
         (_, Some(Group::Along(Axis::Pipeline, _))) => Queue::Stages,
         (_, Some(group @ Group::Along(..))) => Queue::SameStage(group),
-        (_, None) => panic!("{transfer} is neither a message nor in a group"),
+        (_, Some(Group::Nodes) | None) => panic!("{transfer} is neither a message nor in a group"),
     }
 }
 

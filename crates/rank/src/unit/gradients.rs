@@ -95,6 +95,7 @@ impl UnitState {
             Group::TENSOR => 0..self.summed_over_tp,
             Group::Tied => self.owned.clone(),
             Group::Along(..) => self.pieces[self.sharding.depth_of(phase.over)].clone(),
+            Group::Nodes => unreachable!("no gradient is reduced over {}", phase.over),
         };
         let start = |buffer, range| group.start(collective(phase.kind), buffer, range);
         let target = self.reduction_target(phase);
@@ -153,7 +154,7 @@ impl UnitState {
             Group::Along(..) if self.sharding.depth_of(phase.over) < self.sharding.depth(shards) => {
                 ReductionTarget::ToShard
             }
-            Group::Tied | Group::Along(..) => ReductionTarget::Shard,
+            Group::Tied | Group::Along(..) | Group::Nodes => ReductionTarget::Shard,
         }
     }
 

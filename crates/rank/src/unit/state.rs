@@ -32,18 +32,10 @@ impl State {
         dtype: DType,
     ) -> Vec<State> {
         let new = |&stored: &StoredTensor| {
-            let has = |placed: &PlacedParameter| optimizer.states_of(&placed.parameter).contains(&stored);
-            let covered: Vec<Range<usize>> = if layout.placed.iter().all(has) {
-                std::iter::once(0..layout.len).collect()
-            } else {
-                // With the padding between neighbours that both have it.
-                let neighbours = layout.placed.chunk_by(|a, b| has(a) && has(b));
-                let with_state = neighbours.filter(|chunk| has(&chunk[0]));
-                with_state.map(|chunk| chunk[0].range.start..chunk[chunk.len() - 1].range.end).collect()
-            };
-            let elements: usize = covered.iter().map(Range::len).sum();
+            let elements = optimizer.state_elements(layout, stored, owned.len());
             (elements > 0).then(|| {
-                let buffer = backend.allocate(elements.min(owned.len()), dtype, Category::States);
+                let covered = optimizer.covered(layout, stored);
+                let buffer = backend.allocate(elements, dtype, Category::States);
                 backend.fill(0.0, buffer.view());
                 State { stored, buffer, first: before(&covered, owned.start), covered }
             })

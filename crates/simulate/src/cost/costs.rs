@@ -76,7 +76,9 @@ pub(super) fn source(op: Op) -> CostSource {
             | Transfer::Exchange { .. } => CostSource::Unit,
             Transfer::Norm { axis } if op == Op::Start(transfer) => CostSource::Sum(axis),
             Transfer::Norm { .. } | Transfer::Send(_) | Transfer::Receive(_) => CostSource::Nothing,
-            Transfer::Share => unreachable!("a training step has no \"{op}\""),
+            Transfer::Share | Transfer::Replicate { .. } => {
+                unreachable!("a training step has no \"{op}\"")
+            }
         },
         Op::Feed { .. } | Op::Choose { .. } => unreachable!("a training step has no \"{op}\""),
     }

@@ -13,7 +13,7 @@ mod rings;
 mod tests;
 
 use kintsugi_comm::Collective;
-use kintsugi_plan::{Coordinate, Mesh, Plan};
+use kintsugi_plan::{COPY_PIECE, Coordinate, Mesh, Plan};
 use kintsugi_spec::{
     Axis, ByAxis, ByLevel, ClusterSpec, FrameworkSpec, Group, Hardware, Level, Places, ShortSpec, Span,
 };
@@ -28,6 +28,12 @@ pub fn collective_seconds(plan: &Plan, group: Group, collective: Collective, byt
 /// Seconds of a message of `bytes` from the first stage of a plan to the second.
 pub fn message_seconds(plan: &Plan, bytes: f64) -> f64 {
     Links::of(plan).message(0, 1 % plan.mesh.pp(), bytes, false).seconds
+}
+
+/// Seconds of the transfers in which all ranks copy their states to the next node.
+pub(crate) fn replication_seconds(plan: &Plan) -> f64 {
+    let pieces = plan.replication(0).ops.len() / 2;
+    pieces as f64 * Links::of(plan).to_next_node(plan.nodes().1, COPY_PIECE as f64)
 }
 
 /// What the time of a plan depends on of its placement, as text: two placements of a plan with the same text take as long.
@@ -319,6 +325,15 @@ impl Links {
         self.levels[Level::Node].latency * hops
     }
 
+    /// Seconds of a message of `bytes` from every rank to the one at the same place of the next node.
+    pub fn to_next_node(&self, per_node: usize, bytes: f64) -> f64 {
+        let ranks = self.mesh.ranks();
+        let level = (0..ranks).map(|rank| self.places.level(rank, (rank + per_node) % ranks)).max();
+        let speed = self.levels[level.unwrap_or(Level::Package)];
+        let copying = speed.start + speed.latency + bytes / speed.bandwidth;
+        self.emulated.as_ref().map_or(copying, |links| copying.max(links.to_next_node(per_node, bytes)))
+    }
+
     /// Everything that depends on where ranks are, as text.
     fn signature(&self) -> String {
         let pp = self.mesh.pp();
@@ -336,6 +351,7 @@ impl Links {
                 let part = self.data_parts.iter().find(|(part, _)| *part == span);
                 part.unwrap_or_else(|| panic!("no program has a collective over {group}")).1
             }
+            Group::Nodes => unreachable!("no program has a collective over {group}"),
         }
     }
 }

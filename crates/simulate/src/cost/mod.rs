@@ -14,7 +14,7 @@ pub use bound::StepBound;
 pub use costs::Costs;
 pub(crate) use costs::{BlockCosts, Messages, UnitCosts};
 pub use device::DeviceModel;
-pub(crate) use links::{Algorithm, Links};
+pub(crate) use links::{Algorithm, Links, replication_seconds};
 pub use links::{collective_seconds, links_of, message_seconds};
 pub use op_cost::{OpCost, OpOrder, Segment, Time, TransferCost};
 pub(crate) use pricing::scatters_messages;

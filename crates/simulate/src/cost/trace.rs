@@ -11,11 +11,9 @@ use std::sync::Arc;
 use kintsugi_comm::TransferObserver;
 use kintsugi_comm::paper::{Entry, Log, Transfer as PaperTransfer};
 use kintsugi_plan::{Axis, Batch, Coordinate, OpKind, Pipeline, Plan, ScheduleKind};
-use kintsugi_rank::{Rank, paper_groups};
+use kintsugi_rank::{NoTokens, Rank, paper_groups};
 use kintsugi_tensor::paper::{Kernel, Paper};
 use kintsugi_tensor::{Backend, Device};
-
-use crate::predict::NoTokens;
 
 /// The kernels and transfers of an op.
 #[derive(Clone, Debug, Default)]

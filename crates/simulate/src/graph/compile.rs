@@ -284,7 +284,7 @@ impl Compiler {
                 assert!(is_norm, "{transfer} needs a channel of its own");
                 Some(self.once_a_step(SUM))
             }
-            (None, Some(Group::Along(..)) | None) => None,
+            (None, Some(Group::Along(..) | Group::Nodes) | None) => None,
         }
     }
 

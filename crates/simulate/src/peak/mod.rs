@@ -161,6 +161,12 @@ impl MemoryProgram {
         if plan.run.eval_every > 0 {
             compiler.ops(&short.evaluation(stage, micro_batches));
         }
+        if plan.copies_states() {
+            // Both neighbours have a first piece, and no piece is larger.
+            for op in Op::start_and_wait(Transfer::Replicate { piece: 0 }) {
+                compiler.op(op);
+            }
+        }
         let layers_in_flight = layers_in_flight(&short, stage);
         let (kinds, events) = (compiler.kinds, compiler.events);
         MemoryProgram { stage, micro_batches, kinds, events, layers_in_flight }

@@ -8,17 +8,16 @@ use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
 use kintsugi_plan::{
-    Axis, Batch, Block, Computation, Coordinate, MatrixOp, Op, OpKind, Pipeline, Plan, ScheduleKind,
-    Sharding, Transfer, Unit,
+    Axis, Batch, Block, COPY_PIECE, Computation, Coordinate, MatrixOp, Op, OpKind, Pipeline, Plan,
+    ScheduleKind, Sharding, Transfer, Unit,
 };
-use kintsugi_rank::{Rank, paper_groups};
+use kintsugi_rank::{NoTokens, Rank, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{AddressSpace, Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Usage};
 use rustc_hash::FxHashMap;
 
 use crate::footprint::has_own_memory;
 use crate::framework_tensors::{Beside, FrameworkTensors};
-use crate::predict::NoTokens;
 
 /// The memory effect of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +109,10 @@ impl Kinds {
             },
             Op::Step(_) => false,
             Op::Start(transfer) => match transfer {
-                Transfer::Gather { .. } | Transfer::Refresh { .. } | Transfer::Receive(_) => true,
+                Transfer::Gather { .. }
+                | Transfer::Refresh { .. }
+                | Transfer::Receive(_)
+                | Transfer::Replicate { .. } => true,
                 // Codes have buffers of their own.
                 Transfer::Reduce { phase, .. } => phase.codes.is_some(),
                 Transfer::Exchange { .. } | Transfer::Send(_) | Transfer::Norm { .. } | Transfer::Share => {
@@ -120,7 +122,7 @@ impl Kinds {
             Op::Wait(transfer) => match transfer {
                 Transfer::Gather { phase, .. } => phase.codes.is_some(),
                 Transfer::Reduce { phase, .. } => phase.codes.is_some() || self.sharding.leaves_shard(phase),
-                Transfer::Refresh { .. } | Transfer::Send(_) => true,
+                Transfer::Refresh { .. } | Transfer::Send(_) | Transfer::Replicate { .. } => true,
                 Transfer::Exchange { .. }
                 | Transfer::Receive(_)
                 | Transfer::Norm { .. }
@@ -181,8 +183,18 @@ pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, Op
 
 /// The memory of ops on units, and of ops that run once a step.
 pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
-    let plan = small(plan, plan.sharding);
     let mut ops = FxHashMap::default();
+    if plan.copies_states() {
+        // The small plan may be on one node.
+        let both = (2 * COPY_PIECE) as i64;
+        for (op, change) in
+            Op::start_and_wait(Transfer::Replicate { piece: 0 }).into_iter().zip([both, -both])
+        {
+            let memory = OpMemory { rise: change.max(0), change, ..OpMemory::NONE };
+            insert(&mut ops, MemoryKind::Op(op.kind()), memory);
+        }
+    }
+    let plan = small(plan, plan.sharding);
     for stage in 0..plan.mesh.pp() {
         let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
         // What the reduction of each unit to its shard has added so far.

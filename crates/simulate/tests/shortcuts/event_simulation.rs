@@ -82,6 +82,7 @@ impl Joint {
         match transfer.group()? {
             Group::Tied => Some(Joint::Tied),
             Group::Along(axis, _) => (axis == Axis::Pipeline).then_some(Joint::Sum),
+            Group::Nodes => None,
         }
     }
 }
