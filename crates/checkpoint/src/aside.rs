@@ -9,20 +9,35 @@ use kintsugi_spec::output::{parent, sync_folder};
 use crate::folder::same;
 use crate::{Checkpoint, CheckpointError, CheckpointFolder, files, tokenizer};
 
+/// Where a run continues that has written to a folder before.
+#[derive(Clone, Copy, Debug)]
+pub struct Continued<'a> {
+    /// The step after which it continues.
+    pub step: u64,
+    /// The newest of its checkpoints that is valid, if there is one.
+    pub checkpoint: Option<&'a Path>,
+}
+
+impl<'a> From<&'a Checkpoint> for Continued<'a> {
+    fn from(checkpoint: &'a Checkpoint) -> Self {
+        Continued { step: checkpoint.progress().step, checkpoint: Some(checkpoint.path()) }
+    }
+}
+
 impl CheckpointFolder {
-    /// Prepares this folder for a run that resumes from one of these checkpoints, or starts at step 0 (`None`). Moves later
+    /// Prepares this folder for a run that continues its own checkpoints, or starts at step 0 (`None`). Moves later
     /// checkpoints, which the run will write again, to another folder and returns its path. If the run starts at step 0, also
     /// moves `run_files`, which belong to the earlier run. Removes what interrupted saves have left behind.
     pub fn set_aside(
         &self,
-        resumed_from: Option<&Checkpoint>,
+        continued: Option<Continued>,
         run_files: &[PathBuf],
     ) -> Result<Option<PathBuf>, CheckpointError> {
-        for path in self.remains_beside(resumed_from)? {
+        for path in self.remains_beside(continued)? {
             fs::remove_dir_all(&path).map_err(|error| CheckpointError::new(&path, error))?;
         }
-        let run_files = run_files.iter().filter(|path| resumed_from.is_none() && path.exists()).cloned();
-        let moving: Vec<PathBuf> = self.beyond(resumed_from)?.into_iter().chain(run_files).collect();
+        let run_files = run_files.iter().filter(|path| continued.is_none() && path.exists()).cloned();
+        let moving: Vec<PathBuf> = self.beyond(continued)?.into_iter().chain(run_files).collect();
         if moving.is_empty() {
             return Ok(None);
         }
@@ -41,19 +56,20 @@ impl CheckpointFolder {
     }
 
     /// Whether [`CheckpointFolder::set_aside`] would move or remove anything here.
-    pub fn would_set_aside(&self, resumed_from: Option<&Checkpoint>) -> Result<bool, CheckpointError> {
-        Ok(!self.remains_beside(resumed_from)?.is_empty() || !self.beyond(resumed_from)?.is_empty())
+    pub fn would_set_aside(&self, continued: Option<Continued>) -> Result<bool, CheckpointError> {
+        Ok(!self.remains_beside(continued)?.is_empty() || !self.beyond(continued)?.is_empty())
     }
 
     /// What interrupted saves have left behind, except the folder that the run resumes from.
-    fn remains_beside(&self, resumed_from: Option<&Checkpoint>) -> Result<Vec<PathBuf>, CheckpointError> {
-        let stays = |path: &Path| resumed_from.is_some_and(|checkpoint| same(path, checkpoint.path()));
+    fn remains_beside(&self, continued: Option<Continued>) -> Result<Vec<PathBuf>, CheckpointError> {
+        let checkpoint = continued.and_then(|continued| continued.checkpoint);
+        let stays = |path: &Path| checkpoint.is_some_and(|checkpoint| same(path, checkpoint));
         Ok(self.remains()?.into_iter().filter(|path| !stays(path)).collect())
     }
 
-    /// The checkpoints after the one that the run resumes from, or all of them.
-    fn beyond(&self, resumed_from: Option<&Checkpoint>) -> Result<Vec<PathBuf>, CheckpointError> {
-        let beyond = |step: u64| resumed_from.is_none_or(|checkpoint| step > checkpoint.progress().step);
+    /// The checkpoints after the step that the run continues from, or all of them.
+    fn beyond(&self, continued: Option<Continued>) -> Result<Vec<PathBuf>, CheckpointError> {
+        let beyond = |step: u64| continued.is_none_or(|continued| step > continued.step);
         let found = self.list()?.into_iter().filter(|(step, _)| beyond(*step));
         Ok(found.map(|(_, path)| path).collect())
     }

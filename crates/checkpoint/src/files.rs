@@ -23,7 +23,8 @@ pub(crate) fn checksum(bytes: &[u8]) -> String {
     name(&hash)
 }
 
-fn name(hash: &Xxh3) -> String {
+/// A checksum in the format of the manifest.
+pub(crate) fn name(hash: &Xxh3) -> String {
     format!("xxh3:{:016x}", hash.digest())
 }
 

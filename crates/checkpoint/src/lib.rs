@@ -8,6 +8,7 @@
 mod aside;
 mod checkpoint;
 mod checks;
+mod copies;
 mod error;
 mod files;
 mod find;
@@ -33,7 +34,9 @@ mod write;
 pub mod convert;
 pub mod huggingface;
 
+pub use aside::Continued;
 pub use checkpoint::{Checkpoint, SlicePlace, TensorPlace};
+pub use copies::{CopyFolder, CopyPass, CopyRecord, CopySet, CopyWriter};
 pub use error::CheckpointError;
 pub use find::{device_of_run, find};
 pub use folder::CheckpointFolder;

@@ -233,14 +233,14 @@ fn what_a_run_does_not_go_on_from_is_set_aside() {
     let foreign = out.0.join("checkpoints/download.partial");
     fs::create_dir(&foreign).expect("a folder");
     let tenth = Checkpoint::open(&folder.of_step(10)).expect("it is whole");
-    let aside = folder.set_aside(Some(&tenth), &[]).expect("it can be moved");
+    let aside = folder.set_aside(Some((&tenth).into()), &[]).expect("it can be moved");
     assert_eq!(aside, Some(out.0.join("checkpoints-1")));
     let steps = |folder: &CheckpointFolder| {
         folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>()
     };
     assert_eq!(steps(&folder), [10, 5]);
     assert!(Checkpoint::open(&out.0.join("checkpoints-1/step-00000015")).is_ok());
-    assert_eq!(folder.set_aside(Some(&tenth), &[]), Ok(None));
+    assert_eq!(folder.set_aside(Some((&tenth).into()), &[]), Ok(None));
     assert_eq!(folder.set_aside(None, &[]), Ok(Some(out.0.join("checkpoints-2"))));
     let left = fs::read_dir(out.0.join("checkpoints")).expect("a folder");
     let left: Vec<PathBuf> = left.map(|entry| entry.expect("an entry").path()).collect();
@@ -271,7 +271,7 @@ fn a_name_that_contradicts_the_manifest_is_refused() {
     let best = folder.path().join("best");
     fs::rename(folder.of_step(99), &best).expect("it is renamed");
     let renamed = Checkpoint::open(&best).expect("it is whole");
-    assert_eq!(folder.set_aside(Some(&renamed), &[]), Ok(None));
+    assert_eq!(folder.set_aside(Some((&renamed).into()), &[]), Ok(None));
     assert!(Checkpoint::open(renamed.path()).is_ok());
 }
 

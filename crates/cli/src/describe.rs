@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kintsugi_comm::{Connection, MpiProcess, NcclProcess, nccl};
 use kintsugi_plan::{Plan, Products};
-use kintsugi_rank::RankMemory;
+use kintsugi_rank::{RankMemory, ReplicationMetrics};
 use kintsugi_spec::{Level, units};
 use serde::Serialize;
 
@@ -30,6 +30,20 @@ pub fn lines(facts: &[Fact]) -> String {
 /// The model and the layout.
 pub fn plan(plan: &Plan) -> Vec<Fact> {
     std::iter::once(model(plan)).chain(layout(plan)).chain(placed(plan)).collect()
+}
+
+/// What copying the states costs, if they are copied.
+pub fn copies(plan: &Plan, metrics: Option<&ReplicationMetrics>) -> Option<Fact> {
+    let ReplicationMetrics { comm_bytes, node_bytes, seconds } = metrics?;
+    let bytes: u64 = comm_bytes.values().flat_map(BTreeMap::values).sum();
+    let time = seconds.map_or_else(String::new, |seconds| format!(" in {}", units::seconds(seconds)));
+    let every = counted(plan.run.replicate_every as usize, "step", "steps");
+    let text = format!(
+        "every {every}: {} of states to neighbour nodes{time}, {} in the memory of a node",
+        units::bytes(bytes),
+        units::bytes(*node_bytes)
+    );
+    Some(fact("copies", text))
 }
 
 /// Where the ranks of a plan are, if its nodes were chosen.

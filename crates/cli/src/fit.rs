@@ -55,7 +55,14 @@ pub fn here(plan: &Plan, prediction: &Prediction, ranks_here: usize) -> Result<(
     let saves = plan.run.keep > 0 && plan.run.device == DeviceKind::Cpu;
     let copy = if saves { snapshot_bytes(plan) } else { 0 };
     let less = format!("{}, less {} for the copy of a checkpoint", bound.holder, units::bytes(copy));
-    fits(bound.bytes.saturating_sub(copy), less)
+    fits(bound.bytes.saturating_sub(copy), less)?;
+    if !plan.copies_states() || plan.run.device != DeviceKind::Cpu {
+        return Ok(());
+    }
+    let copies = copy + plan.nodes().0 as u64 * plan.copied_bytes_of_node();
+    let less =
+        format!("{}, less {} for copies of checkpoints and states", bound.holder, units::bytes(copies));
+    fits(bound.bytes.saturating_sub(copies), less)
 }
 
 /// The same for ranks that do not train, whose memory is given by stage.

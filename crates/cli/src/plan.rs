@@ -243,7 +243,7 @@ impl PlanPrediction {
             (Some(_), None) => "yes".to_owned(),
             (None, None) => format!("unknown: {UNKNOWN_MEMORY}"),
         };
-        report::heading(&self.plan, self.speed.as_ref(), self.bubble, &fits)
+        report::heading(&self.plan, &self.prediction, self.speed.as_ref(), self.bubble, &fits)
     }
 }
 

@@ -13,7 +13,7 @@ use kintsugi_engine::{nccl_settings, platform};
 use kintsugi_gpu::Platform;
 use kintsugi_plan::{DeviceKind, Plan, Transport};
 
-pub use agreement::{agree, agree_for, agree_on, share};
+pub use agreement::{agree, agree_for, agree_on, collect, share};
 pub use device::DeviceChoice;
 
 use crate::failure::{ErrorContext, Failure};

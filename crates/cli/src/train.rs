@@ -2,6 +2,7 @@
 
 mod begin;
 mod compare;
+mod copies;
 mod events;
 mod finished;
 mod progress;
@@ -15,14 +16,14 @@ use std::sync::Arc;
 
 use clap::Args;
 use kintsugi_checkpoint::{
-    Checkpoint, CheckpointFolder, CheckpointInfo, SkippedSamples, WeightsFolder, device_of_run,
+    Checkpoint, CheckpointFolder, CheckpointInfo, CopyFolder, SkippedSamples, WeightsFolder, device_of_run,
 };
 use kintsugi_comm::Connection;
 use kintsugi_comm::mpi::launched;
 use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
-    Event, MemoryChoice, Start, TrainOptions, TrainOutcome, WithoutSkipped, dataset, device, train,
-    with_end_of_document, with_steps,
+    CopiedStart, Event, MemoryChoice, Start, TrainOptions, TrainOutcome, WithoutSkipped, dataset, device,
+    train, with_end_of_document, with_steps,
 };
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Data, DeviceKind, Plan, Resume};
@@ -42,6 +43,7 @@ use crate::processes::{self, DeviceChoice, JobConnection};
 use crate::signals::stop_on_signal;
 use crate::verdict;
 use begin::{Beginning, Task};
+use copies::Copies;
 use events::Events;
 use progress::Progress;
 use shared_folder::FolderCheck;
@@ -164,6 +166,7 @@ impl PreparedRun {
         let prediction = predict(&plan, device(&plan, connection), Coverage::WholeStep);
         fit::here(&plan, &prediction, connection.ranks_here(plan.mesh.ranks())).map_err(Failure::mistake)?;
         fit::check_device(&plan)?;
+        copies::check(&plan, connection)?;
         let written = arguments.write_batches.as_deref().filter(|_| connection.is_first());
         written.map(check_writable).transpose()?;
         Ok(PreparedRun { plan, notes, dataset, prediction })
@@ -205,6 +208,36 @@ enum SharedStart {
     Seed,
     Weights(PathBuf),
     Checkpoint(PathBuf),
+    /// A set of copies, as JSON, and what the run would have started from without it.
+    Copies(String, Box<SharedStart>),
+}
+
+impl SharedStart {
+    fn new(start: &Start, init: Option<&PathBuf>) -> Self {
+        match (start, init) {
+            (Start::Checkpoint(checkpoint), _) => SharedStart::Checkpoint(checkpoint.path().to_owned()),
+            (Start::Copies(copied), _) => {
+                let origin = SharedStart::new(&copied.origin, init);
+                SharedStart::Copies(copies::to_json(&copied.set), Box::new(origin))
+            }
+            (Start::Weights(_), Some(folder)) => SharedStart::Weights(folder.clone()),
+            (Start::Weights(_) | Start::Seed, _) => SharedStart::Seed,
+        }
+    }
+
+    /// The start of this process, whose copies are in `folder`.
+    fn open(self, folder: Option<&CopyFolder>) -> Result<Start, Failure> {
+        Ok(match self {
+            SharedStart::Seed => Start::Seed,
+            SharedStart::Weights(folder) => Start::Weights(Arc::new(WeightsFolder::open(&folder)?)),
+            SharedStart::Checkpoint(path) => Start::Checkpoint(Arc::new(Checkpoint::open(&path)?)),
+            SharedStart::Copies(set, origin) => {
+                let (set, origin) = (copies::from_json(&set), origin.open(folder)?);
+                let folder = folder.expect("the run copies states").clone();
+                Start::Copies(Arc::new(CopiedStart { folder, set, origin }))
+            }
+        })
+    }
 }
 
 impl SharedBeginning {
@@ -215,11 +248,7 @@ impl SharedBeginning {
             end_of_document: plan.end_of_document(),
             split: split(plan),
             trace_step: beginning.trace_step,
-            start: match (&beginning.start, &plan.init) {
-                (Start::Checkpoint(checkpoint), _) => SharedStart::Checkpoint(checkpoint.path().to_owned()),
-                (Start::Weights(_), Some(folder)) => SharedStart::Weights(folder.clone()),
-                (Start::Weights(_) | Start::Seed, _) => SharedStart::Seed,
-            },
+            start: SharedStart::new(&beginning.start, plan.init.as_ref()),
         }
     }
 }
@@ -227,6 +256,7 @@ impl SharedBeginning {
 /// Trains in a process other than that of rank 0: no output and no files but its shards of checkpoints.
 fn run_other(connection: Connection, prepared: PreparedRun) -> Result<(), Failure> {
     let PreparedRun { mut plan, mut dataset, prediction, .. } = prepared;
+    let Copies { folder: copies, .. } = Copies::prepare(&plan, connection)?;
     let beginning: Option<SharedBeginning> = processes::share(connection, None)?;
     let Some(beginning) = beginning else { return Ok(()) };
     FolderCheck::compare(beginning.folder.as_ref(), &plan.run, connection)?;
@@ -239,12 +269,9 @@ fn run_other(connection: Connection, prepared: PreparedRun) -> Result<(), Failur
         }
         dataset = kintsugi_engine::dataset(&plan)?;
     }
-    let start = match beginning.start {
-        SharedStart::Seed => Start::Seed,
-        SharedStart::Weights(folder) => Start::Weights(Arc::new(WeightsFolder::open(&folder)?)),
-        SharedStart::Checkpoint(path) => Start::Checkpoint(Arc::new(Checkpoint::open(&path)?)),
-    };
+    let start = beginning.start.open(copies.as_ref())?;
     let options = options(&plan, &prediction, connection, (start, beginning.skipped), beginning.trace_step)?;
+    let options = TrainOptions { copies, ..options };
     verdict::set_run(&plan.run.out);
     train(&plan, &*dataset, &options, |_| {})?;
     Ok(())
@@ -257,7 +284,8 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: PreparedRu
     let split_before = split(&plan);
     let floor = dataset.floor(plan.batch.sequence);
     let predicted = predicted(&plan, &prediction);
-    let begun = Task::new(&mut plan, &arguments.config, &arguments.trace).and_then(|task| {
+    let copies = Copies::prepare(&plan, connection)?;
+    let begun = Task::new(&mut plan, &arguments.config, &arguments.trace, &copies).and_then(|task| {
         let shared = match &task {
             Task::Train(beginning) => {
                 let folder = FolderCheck::begin(&plan.run.out, connection, plan.run.keep > 0)?;
@@ -294,6 +322,7 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: PreparedRu
     }
     let start = (beginning.start.clone(), beginning.skipped.clone());
     let options = options(&plan, &prediction, connection, start, beginning.trace_step)?;
+    let options = TrainOptions { copies: copies.folder, ..options };
     verdict::set_run(&plan.run.out);
     let (outcome, [metrics, events]) =
         train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
@@ -406,7 +435,9 @@ fn predicted(plan: &Plan, prediction: &Prediction) -> StepMetrics {
 
 /// A description of the run and its prediction.
 fn introduction(plan: &Plan, connection: Connection, predicted: &StepMetrics) -> String {
-    let facts: Vec<Fact> = describe::plan(plan).into_iter().chain(describe::processes(connection)).collect();
+    let copies = describe::copies(plan, predicted.replication.as_ref());
+    let facts = describe::plan(plan).into_iter().chain(copies).chain(describe::processes(connection));
+    let facts: Vec<Fact> = facts.collect();
     format!(
         "{}\npredicted\n{}{}\n",
         describe::lines(&facts),
@@ -430,6 +461,7 @@ fn options(
         start,
         skipped,
         checkpoints: (plan.run.keep > 0).then(|| CheckpointFolder::of_run(&plan.run.out)),
+        copies: None,
         overlap_steps: None,
         flight: Some(plan.run.out.clone()),
     })

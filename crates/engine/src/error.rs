@@ -21,7 +21,7 @@ pub enum RankError {
     /// The rank's weights or states cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The checkpoint to go back to after a spike cannot be read.
+    /// The checkpoint to go back to after a spike cannot be read, or a copy of states cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The system has no memory for the rank.

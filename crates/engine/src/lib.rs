@@ -11,6 +11,7 @@ mod job;
 mod op_watch;
 mod pending_step;
 mod rank_trainer;
+mod replication;
 mod report;
 mod reported;
 mod resume_split;
@@ -34,6 +35,7 @@ pub use generate::{
 };
 pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, platform, run_job, run_ranks};
 pub use kintsugi_run::{Rollback, StepReport};
+pub use replication::CopiedStart;
 pub use report::TrainOutcome;
 pub use resume_split::resume_split;
 pub use skipping::WithoutSkipped;

@@ -34,6 +34,7 @@ use crate::evaluate::Evaluation;
 use crate::gpu_monitor::GpuMonitor;
 use crate::op_watch::OpWatch;
 use crate::pending_step::{FinishedStep, PendingStep, StepSpan};
+use crate::replication::Replication;
 use crate::report::{History, RankResult, set_validation, step_report};
 use crate::reported::Reported;
 use crate::rollback::{RollbackBoard, find_checkpoint};
@@ -88,8 +89,10 @@ struct LoopState {
     spike: Option<FoundSpike>,
     /// How often this run went back. [`SpikeRecord`] also counts earlier runs.
     rollbacks: usize,
-    /// Bytes sent in the first step.
-    traffic: Traffic,
+    /// Bytes sent in the first step of this run.
+    traffic: Option<Traffic>,
+    /// The copying of states, if they are copied.
+    replication: Option<Replication>,
     spans: Vec<MeasuredSpan>,
     /// Why the tokens of the next step could not be read, if they could not.
     data_error: Option<DataError>,
@@ -154,6 +157,8 @@ impl RankTrainer<'_> {
         }
         let mut state = LoopState::new(self, worker);
         self.observe_waits(worker, &mut state);
+        let copies = options.copies.as_ref();
+        state.replication = copies.map(|folder| Replication::new(folder, worker, plan));
         counting::reset(worker.number);
         while let Some(spike) = self.train_from(&start, worker, &program, &mut state, &mut evaluation)? {
             start = self.go_back(&spike, worker, &mut state)?;
@@ -169,7 +174,8 @@ impl RankTrainer<'_> {
             totals: state.history.totals(),
             replayed: state.replayed,
             memory: self.measured_memory(worker),
-            traffic: state.traffic,
+            traffic: state.traffic.unwrap_or_default(),
+            copies: state.replication.map(Replication::into_measured),
             early_end: state.early_end,
             spikes: state.spikes.record,
             data_error: state.data_error.map(Cause::new),
@@ -211,7 +217,9 @@ impl RankTrainer<'_> {
             let batch = consumed + step - first;
             let (begun, energy) = (worker.backend.mark(), self.gpu.and_then(GpuMonitor::energy));
             let waits_before = worker.backend.host_waits();
-            let is_traced = options.trace_step == Some(step - first_run);
+            let sent_before = state.traffic.is_none().then(|| worker.world.traffic(worker.number));
+            // A run that began with copies may go back to a checkpoint of before.
+            let is_traced = options.trace_step.is_some() && options.trace_step == step.checked_sub(first_run);
             if is_traced || corruption.is_pending() {
                 let mut timer = is_traced.then(|| Timer::begin(worker, plan));
                 let mut checked = Ok(());
@@ -240,8 +248,8 @@ impl RankTrainer<'_> {
             let result = worker.rank.fetch_step_result();
             let host_waits = worker.backend.host_waits().zip(waits_before).map(|(now, before)| now - before);
             let newest = PendingStep { step, batch, span, host_waits, result };
-            if step == first_run {
-                state.traffic = worker.world.traffic(worker.number);
+            if let Some(before) = sent_before {
+                state.traffic = Some(worker.world.traffic(worker.number).since(&before));
             }
             if let Some(earlier) = in_flight.take() {
                 let (report, _) = self.read(earlier, worker, state)?;
@@ -272,11 +280,11 @@ impl RankTrainer<'_> {
         Ok(None)
     }
 
-    /// Goes back to the last good checkpoint, or to the start of this run if there is none. Returns what the run continues from.
+    /// Goes back to the last good checkpoint, or to where the run began if there is none. Returns what the run continues from.
     fn go_back(
         &self,
         spike: &FoundSpike,
-        worker: &Worker,
+        worker: &mut Worker,
         state: &mut LoopState,
     ) -> Result<Start, RankError> {
         let RankTrainer { plan, options, .. } = *self;
@@ -293,7 +301,7 @@ impl RankTrainer<'_> {
                 None => None,
             };
             let step = found.as_ref().map(|checkpoint| checkpoint.progress().step);
-            let start = found.map_or_else(|| options.start.clone(), Start::Checkpoint);
+            let start = found.map_or_else(|| options.start.origin().clone(), Start::Checkpoint);
             let skipped = spike.samples(&start, record, plan)?;
             let resumed_after = start.progress().step;
             let rollback =
@@ -307,7 +315,7 @@ impl RankTrainer<'_> {
             (Some(step), Some(folder)) => {
                 Start::Checkpoint(Arc::new(Checkpoint::open(&folder.of_step(step))?))
             }
-            _ => options.start.clone(),
+            _ => options.start.origin().clone(),
         };
         start.go_back(worker, plan)?;
         state.go_back(spike, &start, plan)?;
@@ -349,6 +357,7 @@ impl RankTrainer<'_> {
             && !self.evaluates_after(step)
             && !state.save_due
             && !self.saves_after(step)
+            && !self.plan.copies_states_after(step + 1)
     }
 
     /// Whether the host enqueues a step before it reads the result of the previous one.
@@ -443,6 +452,10 @@ impl RankTrainer<'_> {
         } else {
             state.save_due = due;
         }
+        if !ends && self.plan.copies_states_after(step + 1) {
+            self.copy_states(worker, &result, state, batch + 1)?;
+            state.watch.pause();
+        }
         Ok(report)
     }
 
@@ -531,9 +544,33 @@ impl RankTrainer<'_> {
     ) -> Result<Option<f64>, RankError> {
         let Some(saver) = self.saver else { return Ok(None) };
         let _pause = Pause::begin();
+        let progress = self.progress(result, state, batches);
+        state.unconfirmed_save = Some(progress.step);
+        state.saves += 1;
+        Ok(Some(saver.save(worker.number, &worker.rank, progress, last)?))
+    }
+
+    /// Copies the states of all ranks to the memory of the nodes.
+    fn copy_states(
+        &self,
+        worker: &mut Worker,
+        result: &StepResult,
+        state: &mut LoopState,
+        batches: u64,
+    ) -> Result<(), RankError> {
+        let progress = self.progress(result, state, batches);
+        let Some(replication) = &mut state.replication else { return Ok(()) };
+        // Ranks wait for the memory of the host.
+        let _pause = Pause::begin();
+        let watch = &mut state.watch;
+        replication.run(worker, &progress, |op| watch.op(op))
+    }
+
+    /// The progress of the run after a step with this result and so many batches.
+    fn progress(&self, result: &StepResult, state: &LoopState, batches: u64) -> RunProgress {
         let count = |index| result.control(index) as u64;
         let history = &state.history;
-        let progress = RunProgress {
+        RunProgress {
             step: count(control::STEP),
             samples: batches * self.plan.batch.global as u64,
             updates: count(control::UPDATES),
@@ -544,10 +581,7 @@ impl RankTrainer<'_> {
             loss_first: history.loss_first(),
             validation_loss: history.last_validation_loss(),
             spikes: state.spikes.record.clone(),
-        };
-        state.unconfirmed_save = Some(progress.step);
-        state.saves += 1;
-        Ok(Some(saver.save(worker.number, &worker.rank, progress, last)?))
+        }
     }
 }
 
@@ -572,7 +606,8 @@ impl LoopState {
             spikes: SpikeDetector::new(run, record),
             spike: None,
             rollbacks: 0,
-            traffic: Traffic::default(),
+            traffic: None,
+            replication: None,
             spans: Vec::new(),
             data_error: None,
             stop_agreed: false,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kintsugi_checkpoint::{RunProgress, SpikeRecord};
 use kintsugi_comm::Traffic;
 use kintsugi_plan::Plan;
-use kintsugi_rank::{NonFinite, NonFiniteTensor, RankMemory, StepMetrics};
+use kintsugi_rank::{NonFinite, NonFiniteTensor, RankMemory, ReplicationMetrics, StepMetrics};
 use kintsugi_run::StepReport;
 use kintsugi_spec::Cause;
 use kintsugi_tensor::ops::control;
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::evaluate::Losses;
 use crate::pending_step::FinishedStep;
 use crate::rank_trainer::EarlyEnd;
+use crate::replication::MeasuredCopies;
 use crate::{MeasuredSpan, SaveStatistics, TrainError};
 
 /// Adds the losses of an evaluation after the step.
@@ -170,6 +171,8 @@ pub(crate) struct RankResult {
     pub memory: RankMemory,
     /// Bytes sent in the first step.
     pub traffic: Traffic,
+    /// What copying states has cost, if they are copied.
+    pub copies: Option<MeasuredCopies>,
     /// Why the run ended before its last step, if it did.
     pub early_end: Option<EarlyEnd>,
     /// If the run gave up: the values of this rank that are not finite.
@@ -226,6 +229,7 @@ impl TrainOutcome {
         let mut measured = StepMetrics::new(results.iter().map(|result| result.memory).collect(), &traffic);
         measured.step_s = totals.step_s;
         measured.energy_j = totals.step_joules;
+        measured.replication = replication(plan, &results);
         measured.tokens_per_s = measured.step_s.map(|seconds| plan.tokens_per_step() as f64 / seconds);
         TrainOutcome {
             measured,
@@ -244,6 +248,18 @@ impl TrainOutcome {
             spans: results.into_iter().flat_map(|result| result.spans).collect(),
         }
     }
+}
+
+/// The copying of states as all ranks have measured it, if they have copied any.
+fn replication(plan: &Plan, results: &[RankResult]) -> Option<ReplicationMetrics> {
+    let copies: Vec<&MeasuredCopies> = results.iter().filter_map(|result| result.copies.as_ref()).collect();
+    let seconds = copies.first()?.seconds()?;
+    let mut traffic = Traffic::default();
+    for copies in &copies {
+        traffic.merge(&copies.traffic);
+    }
+    let nodes = copies.chunks(plan.nodes().1).map(|node| node.iter().map(|copies| copies.bytes).sum());
+    Some(ReplicationMetrics::new(&traffic, nodes.max().unwrap_or(0), Some(seconds)))
 }
 
 /// Why a run ended early, if something failed.
@@ -283,6 +299,7 @@ mod tests {
             replayed: 0,
             memory: RankMemory::default(),
             traffic: Traffic::default(),
+            copies: None,
             early_end: Some(EarlyEnd::GaveUp),
             non_finite: bad,
             spikes: SpikeRecord::default(),

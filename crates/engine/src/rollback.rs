@@ -6,7 +6,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use kintsugi_checkpoint::{Checkpoint, CheckpointFolder};
+use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, Continued};
 use kintsugi_comm::{RankFailure, World};
 
 use crate::RankError;
@@ -68,6 +68,6 @@ pub(crate) fn find_checkpoint(
 ) -> Result<Option<Checkpoint>, RankError> {
     reported.wait_for_saves(spike_step, saves);
     let found = folder.newest_up_to(last_good)?;
-    folder.set_aside(found.as_ref(), &[])?;
+    folder.set_aside(found.as_ref().map(Continued::from), &[])?;
     Ok(found)
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use kintsugi_checkpoint::{
-    CheckpointFolder, CheckpointInfo, SaveFailure, ShardRecords, SkippedSamples, saver,
+    CheckpointFolder, CheckpointInfo, CopyFolder, SaveFailure, ShardRecords, SkippedSamples, saver,
 };
 use kintsugi_comm::Connection;
 use kintsugi_data::Dataset;
@@ -43,6 +43,8 @@ pub struct TrainOptions {
     pub skipped: SkippedSamples,
     /// Where checkpoints are written. `None` writes none.
     pub checkpoints: Option<CheckpointFolder>,
+    /// Where copies of states are written, if the plan copies them. The memory for them is reserved. `None` copies nothing.
+    pub copies: Option<CopyFolder>,
     /// Whether the host enqueues a step before it reads the result of the previous one, so that the device never idles.
     /// `None` does so on devices that run asynchronously (CUDA).
     pub overlap_steps: Option<bool>,
@@ -61,6 +63,7 @@ impl TrainOptions {
             start: Start::Seed,
             skipped: SkippedSamples::default(),
             checkpoints: None,
+            copies: None,
             overlap_steps: None,
             flight: None,
         }

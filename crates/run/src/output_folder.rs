@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kintsugi_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, with_absolute_paths,
+    CheckpointError, CheckpointFolder, Continued, Manifest, RunLock, with_absolute_paths,
 };
 use kintsugi_plan::{Plan, Resume};
 use kintsugi_spec::output::{parent, sync_folder, write_target};
@@ -70,11 +70,11 @@ impl OutputFolder {
         if is_changed && self.is_given(&path) { Err(RunFolderError::GivenConfig(path)) } else { Ok(()) }
     }
 
-    /// Moves the files of an earlier run that this run does not continue to a separate folder, and returns its path. `own` is the
-    /// checkpoint of this folder that the run resumes from.
+    /// Moves the files of an earlier run that this run does not continue to a separate folder, and returns its path. `own` is where this
+    /// run continues the one in this folder.
     pub fn set_aside(
         &mut self,
-        own: Option<&Checkpoint>,
+        own: Option<Continued>,
         unguarded: fn(&CheckpointError),
     ) -> Result<Option<PathBuf>, RunFolderError> {
         if !self.are_checkpoints_locked && self.checkpoints.would_set_aside(own)? {

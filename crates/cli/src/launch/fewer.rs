@@ -119,7 +119,11 @@ impl FewerRanks {
     fn layout(&self, ranks: u32) -> Option<Layout> {
         let config = self.train.config();
         let global = format!("batch.global={}", self.plan.batch.global);
-        let (source, given) = (config.read().ok()?.set(&global), config.given().ok()?.set(&global));
+        // One node has no neighbour that could keep copies of its states.
+        let (_, per_node) = self.plan.nodes();
+        let without_copies = (ranks as usize <= per_node).then(|| "run.replicate_every=0".to_owned());
+        let sets = [Some(global), without_copies].into_iter().flatten();
+        let (source, given) = (config.read().ok()?.sets(sets.clone()), config.given().ok()?.sets(sets));
         match fastest(&source, ranks as usize) {
             Ok(Some((plan, fitting))) => {
                 let text = given.with_strategy_of(&plan, "kintsugi launch").ok()?;

@@ -35,7 +35,7 @@ impl RestartableRun {
                 "--restarts cannot be combined with --trace and --write-batches, which are for one attempt",
             ));
         }
-        if plan.run.keep == 0 {
+        if plan.run.keep == 0 && !plan.copies_states() {
             return Err(Failure::mistake(
                 "--restarts needs checkpoints, and run.keep = 0 saves none; set run.keep to 1 or more",
             ));

@@ -1,7 +1,7 @@
 //! The prediction in JSON.
 
 use kintsugi_plan::{Flops, Plan};
-use kintsugi_rank::RankMemory;
+use kintsugi_rank::{RankMemory, ReplicationMetrics};
 use kintsugi_simulate::{Prediction, TimeRange, Timing, Training};
 use serde::Serialize;
 
@@ -28,6 +28,9 @@ pub struct Answer {
     /// What a rank may take from its device: its memory less the headroom.
     available_bytes: Option<u64>,
     comm: CommBytes,
+    /// The copying of states between two steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replication: Option<ReplicationMetrics>,
     energy_j_per_step: Option<f64>,
     power_w_per_gpu: Option<f64>,
     timing: Option<Timing>,
@@ -64,6 +67,7 @@ impl Answer {
             memory: prediction.stages.clone(),
             available_bytes: plan.cluster.device.planned_memory(),
             comm: prediction.figures().comm_bytes,
+            replication: prediction.replication.clone(),
             energy_j_per_step: energy.map(|energy| energy.joules),
             power_w_per_gpu: energy.map(|energy| energy.power_w),
             timing: speed.map(|speed| speed.timing),

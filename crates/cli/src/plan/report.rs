@@ -15,7 +15,13 @@ pub fn tables(plan: &Plan, prediction: &Prediction) -> String {
 }
 
 /// A description of the plan and its step, a line each. `fits` says whether the plan fits.
-pub fn heading(plan: &Plan, speed: Option<&Speed>, bubble: f64, fits: &str) -> Vec<Fact> {
+pub fn heading(
+    plan: &Plan,
+    prediction: &Prediction,
+    speed: Option<&Speed>,
+    bubble: f64,
+    fits: &str,
+) -> Vec<Fact> {
     let flops = plan.flops();
     let unit_costs = if speed.is_some() { "" } else { ", with unit costs" };
     let (model, hardware) = (units::count(flops.model), units::count(flops.hardware));
@@ -23,6 +29,7 @@ pub fn heading(plan: &Plan, speed: Option<&Speed>, bubble: f64, fits: &str) -> V
     facts.push(fact("FLOPs", format!("model {model}, hardware {hardware} per step")));
     facts.push(fact("bubble", format!("{:.1} % of the time{unit_costs}", 100.0 * bubble)));
     facts.extend(speed.map_or_else(|| vec![unknown_speed(plan)], |speed| speed.facts(plan)));
+    facts.extend(describe::copies(plan, prediction.replication.as_ref()));
     facts.push(fact("fits", fits));
     facts
 }

@@ -69,6 +69,15 @@ pub fn agree_on(connection: Connection, result: Result<(), Failure>) -> Result<(
     broadcast(&*world, problem)?.map_or(Ok(()), |problem| Err(ended(connection, problem)))
 }
 
+/// Brings what every process has to the process of rank 0, in order of rank. Other processes get `None`.
+pub fn collect<T: Serialize + DeserializeOwned>(
+    connection: Connection,
+    mine: &T,
+) -> Result<Option<Vec<T>>, Failure> {
+    let world = world(connection).expect("one process has nobody to collect from");
+    gather(&*world, mine)
+}
+
 /// Gives every process what the process of rank 0 made, or ends all of them if it failed to.
 pub fn share<T: Serialize + DeserializeOwned>(
     connection: Connection,

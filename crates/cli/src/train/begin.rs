@@ -5,13 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kintsugi_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, SkippedSamples, WeightsFolder, find,
+    Checkpoint, CheckpointError, CheckpointFolder, Continued, SkippedSamples, WeightsFolder, find,
 };
 use kintsugi_data::Tokenizer;
-use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, resume_split, tokenizer};
+use kintsugi_engine::{
+    CopiedStart, Start, check_tokenizers, resume_end_of_document, resume_split, tokenizer,
+};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
 use kintsugi_run::{Metrics, OutputFolder, Rollback, skipped_samples};
 
+use super::copies::Copies;
 use super::events::Events;
 use super::finished::FinishedRun;
 use super::trace::TraceArguments;
@@ -58,27 +61,44 @@ pub enum Task {
 impl Task {
     /// Prepares a run, and checks that its results can be written at the end. All errors are found before a file is
     /// moved or written. A finished run is left as it is.
-    pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Task, Failure> {
+    pub fn new(
+        plan: &mut Plan,
+        config: &ConfigArguments,
+        trace: &TraceArguments,
+        copies: &Copies,
+    ) -> Result<Task, Failure> {
         let out = &plan.run.out.clone();
         let mut folder = OutputFolder::create(out, config.file())?;
         let warn: fn(&CheckpointError) = |error| output::stderr(&format!("warning: {error}"));
         folder.lock(plan.run.keep > 0, warn)?;
         let mut notes = String::new();
         let checkpoint = resumed(plan)?;
+        let saved = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.progress().step);
+        let copied = copies.newest.as_ref().filter(|set| set.progress.step > saved);
         let split = match &checkpoint {
             Some(checkpoint) => resume_split(plan, checkpoint.plan())?,
             None => None,
         };
         if let Some(checkpoint) =
             checkpoint.as_ref().filter(|checkpoint| folder.checkpoints().holds(checkpoint.path()))
+            && copied.is_none()
             && checkpoint.is_finished(plan)?
         {
             return Ok(Task::Nothing(FinishedRun::new(plan)));
         }
-        describe_resume(plan, checkpoint.as_ref(), &mut notes)?;
-        let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
-        let trace_step = trace.step(plan.run.steps.saturating_sub(step.unwrap_or(0)))?;
-        let weights = if checkpoint.is_none() { initial_weights(plan, &mut notes)? } else { None };
+        match copied {
+            Some(set) => {
+                let step = set.progress.step;
+                note(&mut notes, &format!("resumes after step {step} from the copies in memory"));
+            }
+            None => describe_resume(plan, checkpoint.as_ref(), &mut notes)?,
+        }
+        let step = copied.map_or(saved, |set| set.progress.step);
+        let trace_step = trace.step(plan.run.steps.saturating_sub(step))?;
+        let weights = if checkpoint.is_none() { initial_weights(plan)? } else { None };
+        if let (Some(folder), None) = (plan.init.as_ref().filter(|_| weights.is_some()), copied) {
+            note(&mut notes, &format!("starts from the weights in {}", folder.display()));
+        }
         let known = match (&checkpoint, &weights) {
             (Some(checkpoint), _) => checkpoint.tokenizer(),
             (None, weights) => weights.as_ref().and_then(WeightsFolder::tokenizer),
@@ -91,9 +111,13 @@ impl Task {
         for warning in warnings {
             output::stderr(&format!("warning: {warning}"));
         }
-        folder.check_config(config.has_sets() && checkpoint.is_none())?;
+        folder.check_config(config.has_sets() && checkpoint.is_none() && copied.is_none())?;
         // A run that resumes from another folder does not use the files in its own folder.
         let own = checkpoint.as_ref().filter(|checkpoint| folder.checkpoints().holds(checkpoint.path()));
+        let own = match copied {
+            Some(set) => Some(Continued { step: set.progress.step, checkpoint: own.map(Checkpoint::path) }),
+            None => own.map(Continued::from),
+        };
         if let Some(aside) = folder.set_aside(own, warn)? {
             let what = match own {
                 Some(_) => "checkpoints of later steps, which this run does not continue,",
@@ -103,12 +127,17 @@ impl Task {
         }
         folder.write_config(plan)?;
         keep_tokenizer(plan, &folder, own.is_some(), &mut notes)?;
-        let (metrics, missing) =
-            Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
+        let (metrics, missing) = Metrics::create(out, own.map_or(0, |own| own.step))?;
         missing.inspect(|missing| output::stderr(&format!("warning: {missing}")));
         // A run that begins anew, or from another folder, has moved the rollbacks of an earlier run away.
         let skipped = if own.is_some() { skipped_samples(out) } else { SkippedSamples::default() };
-        let start = start(checkpoint, weights);
+        let origin = start(checkpoint, weights);
+        let start = match (copied, &copies.folder) {
+            (Some(set), Some(folder)) => {
+                Start::Copies(Arc::new(CopiedStart { folder: folder.clone(), set: set.clone(), origin }))
+            }
+            _ => origin,
+        };
         let events = Events::create(plan, start.progress().step)?;
         Ok(Task::Train(Box::new(Beginning {
             start,
@@ -131,7 +160,7 @@ fn start(checkpoint: Option<Checkpoint>, weights: Option<WeightsFolder>) -> Star
 }
 
 /// The folder of weights to start from, if there is one.
-fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFolder>, Failure> {
+fn initial_weights(plan: &Plan) -> Result<Option<WeightsFolder>, Failure> {
     let Some(folder) = &plan.init else { return Ok(None) };
     let weights = WeightsFolder::open(folder).map_err(|error| unreadable_weights(folder, error))?;
     if let WeightsFolder::Checkpoint(checkpoint) = &weights
@@ -143,7 +172,6 @@ fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFold
             "model.init = \"{folder}\" is inside run.out = \"{out}\", {rule}"
         )));
     }
-    note(notes, &format!("starts from the weights in {}", folder.display()));
     Ok(Some(weights))
 }
 

@@ -44,6 +44,14 @@ pub fn table(predicted: &StepMetrics, measured: &StepMetrics) -> String {
     for (name, [before, after]) in merged(&predicted.comm_bytes, &measured.comm_bytes) {
         table.row(bytes_row(&name, before, after));
     }
+    if let Some((before, after)) = predicted.replication.as_ref().zip(measured.replication.as_ref()) {
+        table.row(["copying the states of all ranks"]);
+        for (name, [before, after]) in merged(&before.comm_bytes, &after.comm_bytes) {
+            table.row(bytes_row(&name, before, after));
+        }
+        table.row(bytes_row("memory of a node", before.node_bytes, after.node_bytes));
+        table.row(row("time", duration, before.seconds, after.seconds));
+    }
     table.row(["time"]);
     let rate = |x: f64| units::count(x.round());
     table.row(row("step", duration, predicted.step_s, measured.step_s));

@@ -53,7 +53,8 @@ impl Base {
         Ok(Base {
             has_demo_model: source.has_demo_model()?,
             device: plan.run.device,
-            source: source.without(&LAYOUT_TABLES).set(steps).set(global),
+            // Not every layout has several nodes, and no node is lost.
+            source: source.without(&LAYOUT_TABLES).sets([&*steps, &*global, "run.replicate_every=0"]),
         })
     }
 

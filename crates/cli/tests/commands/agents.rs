@@ -43,7 +43,7 @@ fn agent_of(launcher: u32) -> Option<u32> {
 }
 
 /// The folder of the job in memory, as a rank was told.
-fn job_folder(rank: u32) -> PathBuf {
+pub fn job_folder(rank: u32) -> PathBuf {
     let environment = fs::read(format!("/proc/{rank}/environ")).expect("it runs");
     let mut variables = environment.split(|&byte| byte == 0).map(String::from_utf8_lossy);
     let found = variables.find_map(|one| one.strip_prefix("KINTSUGI_AGENT=").map(PathBuf::from));

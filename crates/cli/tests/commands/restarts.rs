@@ -7,6 +7,7 @@ use kintsugi_run::Verdict;
 use kintsugi_testing::Need;
 use serde_json::Value;
 
+use crate::agents::job_folder;
 use crate::stalls::{MPICH, OPEN_MPI, RANKS, eventually, finish, has, processes, settings, signal};
 use crate::support::{command, folder, json_lines, kintsugi, stdout};
 
@@ -79,6 +80,89 @@ fn a_rank_that_is_stopped_is_noticed_long_before_the_timeout_and_replaced() {
 #[test]
 fn rank_0_that_is_stopped_does_not_accuse_another_when_the_launcher_lets_it_continue() {
     disturb("restarts-first-stopped", OPEN_MPI, ("STOP", 0));
+}
+
+/// Four ranks on two nodes, which are this machine.
+const TWO_NODES: [&str; 6] = [
+    "parallel.tp=1",
+    "parallel.pp=2",
+    "parallel.dp=2",
+    "cluster.per_node=2",
+    "run.steps=120",
+    "run.eval_every=0",
+];
+
+/// Removes what the second of two nodes has in its memory: the copies that its ranks 2 and 3 have written.
+fn lose_memory(job: &Path) {
+    let nodes =
+        std::fs::read_dir(job).expect("a folder of the job").map(|node| node.expect("an entry").path());
+    let copies = nodes.map(|node| node.join("copies")).find(|copies| copies.is_dir()).expect("copies");
+    for (origin, of) in [("own", ["rank-00002", "rank-00003"]), ("received", ["rank-00000", "rank-00001"])] {
+        for file in
+            std::fs::read_dir(copies.join(origin)).expect("a folder").map(|file| file.expect("an entry"))
+        {
+            if of.iter().any(|rank| file.file_name().to_string_lossy().starts_with(rank)) {
+                std::fs::remove_file(file.path()).expect("it is there");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_node_costs_the_steps_since_the_last_copies() {
+    if !has(OPEN_MPI) {
+        return;
+    }
+    let folder = folder("restarts-copies");
+    let launch = ["launch", "--mpirun", OPEN_MPI.1, "--ranks", "4", "--restarts", "1", "train"];
+    // Nothing is saved: the states come from memory.
+    let copied = ["run.keep=0", "run.replicate_every=10"];
+    let arguments = [&launch[..], &settings(&[&TWO_NODES[..], &copied].concat())].concat();
+    let process = command(&folder, &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    eventually("no step is trained", || steps(&folder).len() > 34);
+    let ranks = processes(&folder);
+    let in_memory = job_folder(ranks[&0]);
+    let of_node = [ranks[&2], ranks[&3]];
+    for pid in of_node {
+        signal("STOP", pid);
+    }
+    lose_memory(&in_memory);
+    for pid in of_node {
+        signal("KILL", pid);
+    }
+    let (code, text) = finish(process.expect("the binary"));
+    assert_eq!(code, Some(0), "{text}");
+    let restarts = json_lines(&folder.join("out/restarts.jsonl"));
+    let number = |key: &str| restarts[0][key].as_u64().expect("a number");
+    let resumed = number("resumed_after");
+    assert!(resumed >= 30 && resumed.is_multiple_of(10) && number("lost_steps") <= 10, "{restarts:?}");
+    assert!(
+        text.contains(&format!("note     resumes after step {resumed} from the copies in memory")),
+        "{text}"
+    );
+    assert!(!in_memory.exists(), "agents leave nothing in memory");
+    let alone = folder.join("alone");
+    std::fs::create_dir(&alone).expect("a folder for tests");
+    stdout(&kintsugi(&alone, &[&["train"][..], &settings(&TWO_NODES)].concat()));
+    assert_eq!(losses(&folder), losses(&alone));
+    let summary = std::fs::read_to_string(folder.join("out/summary.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    let figures = |of: &str| ["comm_bytes", "node_bytes"].map(|key| summary[of]["replication"][key].clone());
+    assert_eq!(figures("predicted"), figures("measured"));
+    assert!(figures("measured")[1].as_u64() > Some(0), "{summary}");
+    assert_eq!(summary["predicted"]["comm_bytes"], summary["measured"]["comm_bytes"]);
+}
+
+#[test]
+fn copies_of_states_need_agents_that_keep_them() {
+    let folder = folder("restarts-no-agents");
+    let output = kintsugi(
+        &folder,
+        &[&["train"][..], &settings(&TWO_NODES), &["--set", "run.replicate_every=5"]].concat(),
+    );
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.starts_with("error: run.replicate_every = 5 needs the agents of kintsugi launch"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whole runs of the engine. One binary, since every binary links all crates. `prediction` is another, because it counts memory
 //! by a global allocator.
 
+mod copies;
 mod documents;
 mod emulated_links;
 mod generation;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, SkippedSamples};
+use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, CopyFolder, CopySet, SkippedSamples};
 use kintsugi_data::{DataError, Dataset, Split};
 use kintsugi_engine::{
-    Event, MemoryChoice, Rollback, Start, StepReport, TrainError, TrainOptions, TrainOutcome, WithoutSkipped,
-    dataset, train,
+    CopiedStart, Event, MemoryChoice, Rollback, Start, StepReport, TrainError, TrainOptions, TrainOutcome,
+    WithoutSkipped, dataset, train,
 };
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
@@ -228,4 +228,37 @@ fn steps_that_are_not_finite_are_skipped_until_the_run_gives_up() {
     let skipped: Vec<_> =
         ended.rollbacks.iter().map(|one| (one.resumed_after, one.skipped.clone())).collect();
     assert_eq!(skipped, [(0, 0..8), (0, 8..16)]);
+}
+
+#[test]
+fn a_run_that_began_with_copies_goes_back_to_the_checkpoint_before_them() {
+    let plan = plan(&["run.replicate_every=5", "cluster.per_node=4"]);
+    let [alone, disturbed] = ["spikes-alone", "spikes-copies"].map(folder);
+    let undisturbed = run(&plan, &options(&alone), &SkippedSamples::default(), false);
+    assert_eq!(undisturbed.rollbacks[0].resumed_after, 8);
+    let copies = CopyFolder::new(&disturbed, &plan);
+    (0..plan.mesh.ranks()).for_each(|rank| copies.reserve(&plan, rank).expect("there is room"));
+    let first = TrainOptions { copies: Some(copies.clone()), ..options(&disturbed) };
+    let whole = dataset(&plan).expect("its data");
+    train(&plan, &Poisoned(&*whole), &first, |event| {
+        if let Event::Step(report) = event {
+            first.stop.store(report.step >= 10, Ordering::Relaxed);
+        }
+    })
+    .expect("it trains up to the spike");
+    // As if it had been killed.
+    let checkpoints = CheckpointFolder::of_run(&disturbed);
+    for (_, path) in checkpoints.list().expect("a folder").into_iter().filter(|(step, _)| *step > 8) {
+        fs::remove_dir_all(path).expect("it was saved");
+    }
+    let found = vec![copies.whole(|_| true); plan.mesh.ranks()];
+    let set = CopySet::newest(&plan, &found, 0).expect("all states are copied");
+    assert_eq!(set.progress.step, 10);
+    let start = Start::Copies(Arc::new(CopiedStart { folder: copies, set, origin: Start::Seed }));
+    let again = TrainOptions { start, ..options(&disturbed) };
+    let restarted = run(&plan, &again, &SkippedSamples::default(), false);
+    assert_eq!(restarted.rollbacks.len(), undisturbed.rollbacks.len());
+    assert_eq!(restarted.rollbacks[0].resumed_after, 8, "the checkpoint before the copies");
+    assert_eq!(numbers(&restarted.reports), numbers(&undisturbed.reports[8..]));
+    assert_eq!(restarted.outcome.measured.comm_bytes, undisturbed.outcome.measured.comm_bytes);
 }

@@ -179,6 +179,7 @@ impl RunningTrial {
             format!("run.out={}", run.display()),
             format!("run.steps={steps}"),
             "run.keep=0".to_owned(),
+            "run.replicate_every=0".to_owned(),
             "run.eval_every=0".to_owned(),
             "run.log=[]".to_owned(),
         ] {

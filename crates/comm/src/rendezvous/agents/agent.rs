@@ -28,7 +28,7 @@ const LAST_KILL: Duration = Duration::from_millis(100);
 /// Runs the agent of this node. It ends when the launcher says so, or when `input` ends: the launcher has died. Then it kills its
 /// ranks, which nobody would start again.
 pub fn run(task: AgentTask, input: impl Read + Send + 'static) -> io::Result<()> {
-    NodeFolder::remove_abandoned();
+    NodeFolder::remove_abandoned(&task.folder);
     let folder = NodeFolder::create(&task.folder)?;
     let (wake, woken) = UnixStream::pair()?;
     let mut ranks = LocalRanks::listen(&NodeFolder::socket_in(folder.path()), woken)?;

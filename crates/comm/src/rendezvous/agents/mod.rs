@@ -23,7 +23,7 @@ use super::Invitation;
 pub use agent::run;
 pub use evidence::{Evidence, Report, ReportKind};
 use node_folder::{NodeFolder, job_folder};
-pub use rank::{register, report_end};
+pub use rank::{node_folder, register, report_end};
 pub use server::AgentServer;
 
 /// The variable with the folder of the job, in the memory of each node. The agent listens in it.

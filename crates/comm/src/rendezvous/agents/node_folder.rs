@@ -60,11 +60,12 @@ impl NodeFolder {
         &self.path
     }
 
-    /// Removes what killed agents of this user have left.
-    pub fn remove_abandoned() {
+    /// Removes what killed agents of this user have left, but nothing of the job in the folder `own`: an agent takes over from one that was
+    /// killed, with the copies of states.
+    pub fn remove_abandoned(own: &Path) {
         let folders = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
         let jobs = folders(&memory()).filter(|job| job.file_name().to_string_lossy().starts_with(&prefix()));
-        for job in jobs.map(|job| job.path()) {
+        for job in jobs.map(|job| job.path()).filter(|job| job != own) {
             for node in folders(&job).map(|node| node.path()) {
                 // A part whose lock was not made yet belongs to an agent that is starting.
                 let lock = File::open(node.join("lock"));

@@ -18,12 +18,17 @@ static AGENT: Mutex<Option<UnixStream>> = Mutex::new(None);
 
 /// Connects this process to the agent of its node, if there is one and the process is a rank.
 pub fn register() {
-    let (Some(job), Some(launched)) = (env::var_os(FOLDER), launched()) else { return };
-    let socket = NodeFolder::socket_in(&NodeFolder::path_in(Path::new(&job)));
+    let (Some(folder), Some(launched)) = (node_folder(), launched()) else { return };
+    let socket = NodeFolder::socket_in(&folder);
     let first = connect(&socket, launched.rank);
     let watch = move || stay_connected(first, &socket, launched.rank);
     // Training does not depend on it.
     thread::Builder::new().name("agent".into()).stack_size(128 << 10).spawn(watch).ok();
+}
+
+/// The folder in the memory of this node that its agent keeps for the job. `None` without an agent.
+pub fn node_folder() -> Option<PathBuf> {
+    env::var_os(FOLDER).map(|job| NodeFolder::path_in(Path::new(&job)))
 }
 
 /// Tells the agent that this process comes to its end, with this exit code.

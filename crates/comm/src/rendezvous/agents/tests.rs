@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Instant;
 use std::{io, thread};
@@ -140,11 +141,13 @@ fn an_agent_that_starts_again_takes_over_and_removes_what_killed_ones_have_left(
     let left = job_folder().expect("random bytes");
     let folder = NodeFolder::create(&left).expect("it is ours");
     let path = folder.path().to_owned();
-    NodeFolder::remove_abandoned();
+    NodeFolder::remove_abandoned(Path::new(""));
     assert!(path.is_dir(), "its agent lives");
     // A killed agent removes nothing, and its lock is gone.
     fs::remove_file(path.join("lock")).expect("it is there");
     fs::write(path.join("lock"), "").expect("it is ours");
+    NodeFolder::remove_abandoned(&left);
+    assert!(path.is_dir(), "another agent of the job takes over");
     let agent = start(task(&server));
     drop(connected(&socket(&server)));
     assert!(!path.exists());
