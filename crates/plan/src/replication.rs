@@ -103,6 +103,11 @@ pub(crate) fn check(plan: &Plan) -> Result<(), ConfigError> {
         return Ok(());
     }
     let refused = |rule: String| Err(invalid("run.replicate_every", every, rule));
+    if !plan.frozen.is_empty() {
+        return refused(
+            "copies no frozen parameters: train all of them, or set run.replicate_every to 0".to_owned(),
+        );
+    }
     match plan.cluster.topology.per_node.filter(|&per_node| per_node < ranks) {
         None => refused(format!(
             "copies states to the memory of a neighbour node, and all {ranks} ranks are on one; set cluster.per_node to the ranks of a \

@@ -34,7 +34,10 @@ pub use strategy::{LayerSplit, ShardingChoice, Strategy};
 
 use crate::context;
 use crate::data::resolve as data;
-use crate::{Batch, FrozenUnits, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run, optimizer, replication};
+use crate::{
+    Batch, FrozenUnits, MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, Run, optimizer,
+    replication,
+};
 use error::invalid;
 use keys::{RawParallel, RawSharding};
 use layers::Layers;
