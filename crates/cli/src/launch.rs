@@ -198,7 +198,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return output::stdout(&(line(&command(&first)?) + "\n"));
     }
     supervision.agents = start_agents(Some(launcher))?;
-    restarts::run(run, &first, &supervision, |attempt| wait(command(attempt)?, &supervision))
+    restarts::run(run, &first, &supervision, |attempt| {
+        wait(command(attempt)?, attempt.size.ranks as usize, &supervision)
+    })
 }
 
 /// Runs this very command again, as `ranks` processes.
@@ -206,7 +208,7 @@ pub fn this_command(ranks: usize) -> Result<(), Failure> {
     let mpirun = PathBuf::from("mpirun");
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let command = Launcher::find(&mpirun)?.command(&mpirun, ranks as u32, None, &words, None)?;
-    wait(command, &Supervision::new(false)?)
+    wait(command, ranks, &Supervision::new(false)?)
 }
 
 /// Runs this very command again, as `ranks` processes on this machine that communicate by NCCL.
@@ -230,22 +232,22 @@ impl Supervision {
         Ok(Supervision { stop: StopRequests::new()?, restarts, agents: None })
     }
 
-    /// Whether the agents have seen that the attempt has failed. A rank may have reported an error.
-    fn has_seen_failure(&self, has_reported: bool) -> bool {
-        self.agents.as_ref().is_some_and(|agents| agents.watch(self.stop.any(), has_reported))
+    /// Whether the agents have seen that the attempt has failed.
+    fn has_seen_failure(&self) -> bool {
+        self.agents.as_ref().is_some_and(|agents| agents.watch(self.stop.any()))
     }
 
     /// Writes the verdict about an attempt that comes to its end, if it has failed and nobody has named the cause.
-    fn add_verdict(&self, has_reported: bool) {
+    fn add_verdict(&self) {
         if let Some(agents) = self.agents.as_ref().filter(|_| !self.stop.any()) {
-            agents.add_verdict(has_reported);
+            agents.add_verdict();
         }
     }
 
     /// The same after all ranks have ended.
-    fn add_last_verdict(&self, has_reported: bool) {
+    fn add_last_verdict(&self) {
         if let Some(agents) = self.agents.as_ref().filter(|_| !self.stop.any()) {
-            agents.add_last_verdict(has_reported);
+            agents.add_last_verdict();
         }
     }
 
@@ -365,9 +367,9 @@ fn quoted(word: &str) -> String {
 
 /// Runs the launcher to its end. A signal to stop goes to the ranks as SIGUSR1, which launchers pass on. A second one ends the
 /// launcher, and it the ranks.
-fn wait(mut command: Command, supervision: &Supervision) -> Result<(), Failure> {
+fn wait(mut command: Command, ranks: usize, supervision: &Supervision) -> Result<(), Failure> {
     if let Some(agents) = &supervision.agents {
-        agents.begin_attempt()?;
+        agents.begin_attempt(ranks)?;
         command.envs([agents.environment()]);
     }
     // In a group of its own: otherwise Ctrl-C would reach the launcher itself, which kills the ranks.
@@ -387,7 +389,7 @@ fn wait(mut command: Command, supervision: &Supervision) -> Result<(), Failure> 
     passing.join().ok();
     // If a signal has ended the launcher itself, its ranks were ended in any order.
     if ended.signal().is_none() {
-        supervision.add_last_verdict(failed.load(Ordering::Relaxed));
+        supervision.add_last_verdict();
     }
     outcome(ended)
 }
@@ -456,8 +458,7 @@ impl RunningLauncher<'_> {
                 kill_and_wait(&self.ranks)?;
                 return Ok(ended);
             }
-            let has_reported = self.failed.load(Ordering::Relaxed);
-            let has_failed = supervision.has_seen_failure(has_reported) || has_reported;
+            let has_failed = supervision.has_seen_failure() || self.failed.load(Ordering::Relaxed);
             // Ranks are known before the launcher ends: after it they are children of nobody.
             if supervision.restarts && begun.elapsed() > Duration::from_millis(100 << looks.min(12)) {
                 looks += 1;
@@ -467,7 +468,7 @@ impl RunningLauncher<'_> {
                 && failed_at.get_or_insert_with(Instant::now).elapsed() > supervision.grace(GRACE)
                 && let Some(ending) = endings.next()
             {
-                supervision.add_verdict(has_reported);
+                supervision.add_verdict();
                 if let Some(agents) = &supervision.agents {
                     agents.kill_ranks();
                 }

@@ -125,11 +125,12 @@ pub fn main() -> ExitCode {
     }
     // A failed process may not come to the end of what follows.
     if code > 0 {
-        agents::report_end(code);
+        let names_cause = result.as_ref().err().is_some_and(verdict::names_cause);
+        agents::report_end(code, names_cause);
     }
     processes::finish(code, result.is_err_and(|failure| failure.ends_others()));
     if code == 0 {
-        agents::report_end(code);
+        agents::report_end(code, true);
     }
     ExitCode::from(code)
 }

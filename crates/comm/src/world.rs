@@ -119,6 +119,8 @@ pub enum Blame {
     Rank,
     /// The rank that it waited for.
     Peer,
+    /// The agent of its node sees how its process has ended, and knows whether that was the cause.
+    Agents,
 }
 
 /// Why a rank failed.
@@ -173,7 +175,7 @@ impl RankFailure {
     /// The rank that is the cause, if it is known.
     pub fn culprit(&self) -> Option<usize> {
         match self.blame {
-            Blame::Nobody => None,
+            Blame::Nobody | Blame::Agents => None,
             Blame::Rank => Some(self.rank),
             Blame::Peer => self.peer,
         }

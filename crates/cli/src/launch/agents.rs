@@ -20,7 +20,10 @@ use crate::verdict;
 const TURN: Duration = Duration::from_secs(3);
 
 /// How long the last reports of agents may take, which collect events for a fraction of a second.
-const LAST_REPORTS: Duration = Duration::from_secs(1);
+const LAST_REPORTS: Duration = Duration::from_secs(3);
+
+/// How long the agent of this machine may take to begin.
+const START: Duration = Duration::from_secs(10);
 
 /// How long agents may take to end.
 const END: Duration = Duration::from_secs(2);
@@ -65,14 +68,23 @@ impl Agents {
         (FOLDER, self.server.task().folder().into())
     }
 
-    /// A new attempt begins. Starts agents that are not there.
-    pub fn begin_attempt(&self) -> Result<(), Failure> {
+    /// A new attempt of so many ranks begins. Starts agents that are not there.
+    pub fn begin_attempt(&self, ranks: usize) -> Result<(), Failure> {
         self.take_reports();
         let mut state = self.state();
-        (state.evidence, state.began) = (Evidence::default(), kintsugi_run::now());
+        (state.evidence, state.began) = (Evidence::of(ranks), kintsugi_run::now());
         state.died.clear();
         drop(state);
-        self.start_missing()
+        self.start_missing()?;
+        // A rank that begins before the agent of this machine listens is known to it only later.
+        let begun = Instant::now();
+        while self.launcher != Some(Launcher::Srun)
+            && self.server.connected().is_empty()
+            && begun.elapsed() < START
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     fn start_missing(&self) -> Result<(), Failure> {
@@ -97,14 +109,14 @@ impl Agents {
 
     /// Whether the attempt has failed, if the agents know that it did. Writes the verdict if the ranks do not. Starts the agent of
     /// this machine again if it was killed. A job that `is_stopping` does not fail.
-    pub fn watch(&self, is_stopping: bool, has_reported: bool) -> bool {
+    pub fn watch(&self, is_stopping: bool) -> bool {
         let is_lost = self.take_reports();
         if is_lost && self.launcher != Some(Launcher::Srun) {
             self.start_missing().ok();
         }
         let since = self.state().evidence.failed_since(Instant::now()).filter(|_| !is_stopping);
         if since.is_some_and(|since| since >= TURN) {
-            self.add_verdict(has_reported);
+            self.add_verdict();
         }
         since.is_some()
     }
@@ -114,19 +126,18 @@ impl Agents {
         self.server.order(Order::Kill);
     }
 
-    /// Writes the verdict about a failed attempt, if no rank has named the cause and the agents know it. A rank may have reported an
-    /// error.
-    pub fn add_verdict(&self, has_reported: bool) {
+    /// Writes the verdict about a failed attempt, if no rank has named the cause and the agents know it.
+    pub fn add_verdict(&self) {
         self.take_reports();
         let state = self.state();
         if let Some(failure) = state.evidence.failure(Instant::now()) {
             let died_later = |rank| state.died_after(failure.rank, rank);
-            verdict::add_of_agents(&self.out, state.began, &failure, has_reported, died_later);
+            verdict::add_of_agents(&self.out, state.began, &failure, died_later);
         }
     }
 
     /// The same after the launcher has ended, which may be before the agents have told of the ends of its ranks.
-    pub fn add_last_verdict(&self, has_reported: bool) {
+    pub fn add_last_verdict(&self) {
         let begun = Instant::now();
         while begun.elapsed() < LAST_REPORTS {
             self.take_reports();
@@ -135,7 +146,7 @@ impl Agents {
             }
             thread::sleep(Duration::from_millis(5));
         }
-        self.add_verdict(has_reported);
+        self.add_verdict();
     }
 
     /// Adds the reports that have come to the evidence. Returns whether an agent was lost.

@@ -23,7 +23,7 @@ pub fn run(ranks: usize, arguments: &[OsString], supervision: &Supervision) -> R
     let failed = |error: io::Error| Failure::run(ErrorContext::new("cannot start the processes", error));
     let program = std::env::current_exe().map_err(failed)?;
     let meeting = arrange_locally().map_err(failed)?;
-    supervision.agents.as_ref().map(Agents::begin_attempt).transpose()?;
+    supervision.agents.as_ref().map(|agents| agents.begin_attempt(ranks)).transpose()?;
     let mut processes = Processes { all: Vec::with_capacity(ranks), killed: Vec::new() };
     for rank in 0..ranks {
         let mut command = Command::new(&program);
@@ -35,7 +35,7 @@ pub fn run(ranks: usize, arguments: &[OsString], supervision: &Supervision) -> R
     }
     let ended =
         processes.wait(supervision).map_err(|error| Failure::run(ErrorContext::new("cannot wait", error)))?;
-    supervision.add_last_verdict(has_reported(&ended));
+    supervision.add_last_verdict();
     outcome(&ended, &processes.killed)
 }
 
@@ -59,7 +59,7 @@ impl Processes {
                 return Ok(ended.into_iter().flatten().collect());
             }
             let has_failed = ended.iter().flatten().any(|status| !status.success());
-            if supervision.has_seen_failure(has_reported(ended.iter().flatten())) || has_failed {
+            if supervision.has_seen_failure() || has_failed {
                 let since = *first_failure.get_or_insert_with(Instant::now);
                 if since.elapsed() > supervision.grace(GRACE) {
                     self.kill();
@@ -92,11 +92,6 @@ impl Drop for Processes {
             process.wait().ok();
         }
     }
-}
-
-/// Whether a rank that has ended has reported an error: a signal did not end it.
-fn has_reported<'a>(ended: impl IntoIterator<Item = &'a ExitStatus>) -> bool {
-    ended.into_iter().any(|status| status.code().is_some_and(|code| code > 0))
 }
 
 /// A rank has printed why it failed. One that a signal ended could not, unless that signal came from here.

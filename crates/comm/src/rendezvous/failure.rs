@@ -1,12 +1,14 @@
 //! How a job fails: who has found it, who prints it, and who is at the end of the chain of waits.
 //!
 //! A connection that closes says that a process has ended, and not that it is the cause: the launcher may have ended it, or it has given
-//! up this process, which was stopped. So a process accuses another only if nothing else can be the reason.
+//! up this process, which was stopped, or another has ended before it. So a process accuses another only if nothing else can be the
+//! reason, and leaves it to the agent of its node if there is one.
 
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::agents;
 use super::error::list;
 use super::frame::{FrameError, Kind};
 use super::heartbeat::HEARTBEAT;
@@ -75,6 +77,10 @@ impl Rendezvous {
     /// Ends the job because the connection to a process is lost. If rank 0 is gone, all others notice, and take turns: the first of them
     /// prints it, and the launcher may end the job as soon as any process has ended.
     pub(super) fn lose(&self, peer: &Peer, lost: &FrameError) {
+        // With agents nobody ends this process soon, and the connection of another one that is the cause may close meanwhile.
+        if *lost == FrameError::Closed && agents::watches_this_node() && peer.host != self.host {
+            thread::sleep(CAUSE);
+        }
         let failure = self.lost(peer, lost);
         if peer.rank == 0 {
             let begun = Instant::now();
@@ -108,6 +114,9 @@ impl Rendezvous {
         }
         let found = |blame, reason| failure(peer.rank, &peer.host, blame, reason);
         match lost {
+            FrameError::Closed if peer.host == self.host && agents::watches_this_node() => {
+                found(Blame::Agents, "its process has ended; launch says which rank is the cause".to_owned())
+            }
             FrameError::Closed => {
                 let has_ended = |other: &&Peer| {
                     other.rank != peer.rank && !other.inbox().said_goodbye && other.has_hung_up()

@@ -1,7 +1,9 @@
 //! What the launcher knows from its agents about the ranks of an attempt: whether it has failed, and which rank is the cause.
 //!
-//! An agent reports the ends of its ranks in their order. Between nodes the order is that of arrival, so ends that arrive nearly at
-//! the same time from two nodes accuse nobody.
+//! An agent reports the ends of its ranks in the order of their causes: a process that a signal ends comes before its peers that end
+//! with an error or are aborted because of it, even if they are gone first. Between nodes the order is that of arrival. So ends that
+//! arrive nearly at the same time from two nodes accuse nobody; and if the first one may be a consequence, a single process of another
+//! node that was killed is the cause. Several were killed by their launcher.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -18,11 +20,14 @@ const STOPPED_BEFORE: Duration = Duration::from_secs(4);
 /// Ends on two nodes whose reports arrive within this time have no known order.
 const SAME_TIME: Duration = Duration::from_millis(50);
 
-/// The signal of a process that has aborted itself.
+/// How long after the first end one of another node may be seen that was its cause.
+const SETTLE: Duration = Duration::from_millis(900);
+
+/// The signal of a process that has aborted itself, as communication libraries do when a peer has died.
 const SIGABRT: u8 = 6;
 
-/// How long after the abort of a process the death of its peer, which was the cause, may be seen.
-const ABORT: Duration = Duration::from_secs(1);
+/// Signals that ask a process to end: SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTERM.
+const REQUESTS: [u8; 5] = [1, 2, 10, 12, 15];
 
 /// Something that the launcher has learned.
 #[derive(Clone, Debug)]
@@ -49,6 +54,8 @@ pub enum ReportKind {
 /// The reports about one attempt.
 #[derive(Default)]
 pub struct Evidence {
+    /// Number of ranks of the job. Those on nodes without an agent never begin here.
+    size: usize,
     ranks: BTreeMap<usize, RankState>,
     /// Ends that are failures, in the order of arrival.
     failures: Vec<FailedEnd>,
@@ -71,14 +78,43 @@ struct FailedEnd {
     how: HowEnded,
 }
 
+impl FailedEnd {
+    fn has_aborted(&self) -> bool {
+        self.how == HowEnded::Died(Some(SIGABRT))
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HowEnded {
-    /// By itself, with an error that it has reported.
-    WithError,
+    /// By itself, with an error, and it has named the cause.
+    WithCause,
+    /// By itself, with an error that may be a consequence.
+    WithoutCause,
     Died(Option<u8>),
 }
 
+impl HowEnded {
+    /// Whether no other end can be the reason for this one.
+    fn is_certain(self) -> bool {
+        match self {
+            HowEnded::WithCause => true,
+            HowEnded::WithoutCause | HowEnded::Died(None) => false,
+            HowEnded::Died(Some(signal)) => signal != SIGABRT && !REQUESTS.contains(&signal),
+        }
+    }
+
+    /// Whether a death may be the cause as much as another one that is taken for it.
+    fn may_be_cause_beside(self, other: HowEnded) -> bool {
+        matches!(self, HowEnded::Died(signal) if signal.is_none() || self.is_certain() || !other.is_certain())
+    }
+}
+
 impl Evidence {
+    /// For an attempt of so many ranks.
+    pub fn of(size: usize) -> Self {
+        Evidence { size, ..Evidence::default() }
+    }
+
     /// Adds a report.
     pub fn add(&mut self, report: &Report) {
         match &report.kind {
@@ -106,7 +142,8 @@ impl Evidence {
                 self.ranks.insert(rank, RankState { host: host.clone(), stopped: None, has_ended: false });
             }
             RankEvent::Ended { code: 0, .. } => {}
-            RankEvent::Ended { rank, .. } => fail(rank, HowEnded::WithError),
+            RankEvent::Ended { rank, names_cause: true, .. } => fail(rank, HowEnded::WithCause),
+            RankEvent::Ended { rank, names_cause: false, .. } => fail(rank, HowEnded::WithoutCause),
             RankEvent::Died { rank, signal } => fail(rank, HowEnded::Died(signal)),
             RankEvent::Stopped { rank } => self.set_stopped(rank, Some(at)),
             RankEvent::Continued { rank } => {
@@ -118,9 +155,9 @@ impl Evidence {
         }
     }
 
-    /// Whether the end of every rank that has begun is known.
+    /// Whether the end of every rank that has begun is known, but for those whose agent is lost.
     pub fn knows_all_ends(&self) -> bool {
-        self.ranks.values().all(|state| state.has_ended)
+        self.ranks.values().all(|state| state.has_ended || self.lost.contains(&state.host))
     }
 
     fn set_stopped(&mut self, rank: usize, since: Option<Instant>) {
@@ -173,41 +210,55 @@ impl Evidence {
             let reason = format!("its process was stopped for {seconds} s");
             return Some(self.found(*rank, &self.ranks[rank].host, blame, reason));
         }
-        self.of_first_end(self.cause_of_abort(first?))
+        self.of_end(self.cause()?)
     }
 
-    /// The end that caused this one. A communication library aborts its process if a peer dies while it reads the peer's memory, and
-    /// the kernel may close the connections of the aborted process first.
-    fn cause_of_abort<'a>(&'a self, first: &'a FailedEnd) -> &'a FailedEnd {
-        if first.how != HowEnded::Died(Some(SIGABRT)) {
-            return first;
+    /// The end that caused the others, as far as it is known.
+    fn cause(&self) -> Option<&FailedEnd> {
+        let first = self.failures.first()?;
+        let is_soon = |end: &&FailedEnd| end.at.duration_since(first.at) < SETTLE;
+        let mut killed = self.failures.iter().filter(is_soon).filter(|end| end.how.is_certain());
+        match (killed.next(), killed.next()) {
+            // Launchers do not kill the others at once when a rank has aborted itself, as they do when it asks for it.
+            (Some(only), None)
+                if first.has_aborted() || only.host != first.host && !first.how.is_certain() =>
+            {
+                Some(only)
+            }
+            _ => Some(first),
         }
-        let is_cause = |other: &&FailedEnd| {
-            matches!(other.how, HowEnded::Died(signal) if signal != Some(SIGABRT))
-                && other.at.duration_since(first.at) < ABORT
-        };
-        self.failures.iter().find(is_cause).unwrap_or(first)
     }
 
-    fn of_first_end(&self, first: &FailedEnd) -> Option<RankFailure> {
-        let HowEnded::Died(signal) = first.how else { return None };
+    fn of_end(&self, end: &FailedEnd) -> Option<RankFailure> {
+        let HowEnded::Died(signal) = end.how else { return None };
         let reason = match signal {
             Some(signal) => format!("signal {signal} ended its process"),
             None => "its process has ended".to_owned(),
         };
-        // Ranks that end with an error soon after it have noticed it.
         let is_rival = |other: &&FailedEnd| {
-            let has_died = other.how != HowEnded::WithError;
-            has_died && other.host != first.host && other.at.duration_since(first.at) < SAME_TIME
+            let then = other.at.max(end.at) - other.at.min(end.at) < SAME_TIME;
+            then && other.host != end.host && other.how.may_be_cause_beside(end.how)
         };
-        Some(match self.failures.iter().find(is_rival) {
-            None => self.found(first.rank, &first.host, Blame::Rank, reason),
-            Some(rival) => {
-                let reason =
-                    format!("{reason}, at the same time as that of rank {} on {}", rival.rank, rival.host);
-                self.found(first.rank, &first.host, Blame::Nobody, reason)
+        if let Some(rival) = self.failures.iter().find(is_rival) {
+            let reason =
+                format!("{reason}, at the same time as that of rank {} on {}", rival.rank, rival.host);
+            return Some(self.found(end.rank, &end.host, Blame::Nobody, reason));
+        }
+        let blame = if self.may_be_consequence(end) { Blame::Nobody } else { Blame::Rank };
+        Some(self.found(end.rank, &end.host, blame, reason))
+    }
+
+    /// Whether another rank, which no agent has seen end, may be the reason for this end.
+    fn may_be_consequence(&self, end: &FailedEnd) -> bool {
+        let sees_all = self.ranks.len() >= self.size && self.lost.is_empty();
+        match end.how {
+            HowEnded::Died(Some(SIGABRT)) => {
+                let has_died = |end: &&FailedEnd| matches!(end.how, HowEnded::Died(_));
+                !sees_all || self.failures.iter().filter(has_died).count() > 1
             }
-        })
+            HowEnded::Died(Some(signal)) => REQUESTS.contains(&signal),
+            HowEnded::Died(None) | HowEnded::WithCause | HowEnded::WithoutCause => false,
+        }
     }
 
     fn found(&self, rank: usize, host: &str, blame: Blame, mut reason: String) -> RankFailure {
@@ -233,7 +284,7 @@ mod tests {
 
     impl Attempt {
         fn new() -> Self {
-            let mut attempt = Attempt { begun: Instant::now(), evidence: Evidence::default() };
+            let mut attempt = Attempt { begun: Instant::now(), evidence: Evidence::of(4) };
             for rank in 0..4 {
                 attempt.add(Duration::ZERO, RankEvent::Began { rank });
             }
@@ -264,12 +315,20 @@ mod tests {
         RankEvent::Died { rank, signal: None }
     }
 
+    fn because_of_others(rank: usize) -> RankEvent {
+        RankEvent::Ended { rank, code: 1, names_cause: false }
+    }
+
+    fn signalled(rank: usize, signal: u8) -> RankEvent {
+        RankEvent::Died { rank, signal: Some(signal) }
+    }
+
     #[test]
     fn the_first_rank_that_dies_is_the_cause_and_not_those_that_the_launcher_ends() {
         let mut attempt = Attempt::new();
         attempt.add(SECOND, RankEvent::Died { rank: 1, signal: Some(9) });
         attempt.add(SECOND, died(0));
-        attempt.add(SECOND + 10 * MS, RankEvent::Ended { rank: 3, code: 1 });
+        attempt.add(SECOND + 10 * MS, because_of_others(3));
         attempt.add(SECOND + 80 * MS, died(2));
         let expected = "rank 1 on n0 failed: signal 9 ended its process".to_owned();
         assert_eq!(attempt.failure(2 * SECOND), Some((Some(1), expected)));
@@ -278,15 +337,48 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_has_aborted_because_a_peer_died_is_not_the_cause() {
-        let mut attempt = Attempt::new();
-        attempt.add(SECOND, RankEvent::Died { rank: 1, signal: Some(6) });
-        attempt.add(SECOND + 20 * MS, died(0));
-        assert_eq!(attempt.failure(2 * SECOND).and_then(|(culprit, _)| culprit), Some(0));
+    fn a_rank_of_another_node_that_was_killed_is_the_cause_though_others_have_ended_before() {
+        let culprit = |attempt: &Attempt| attempt.failure(3 * SECOND).and_then(|(culprit, _)| culprit);
+        for first in [because_of_others(1), signalled(1, SIGABRT), signalled(1, 15)] {
+            for signal in [9, 11] {
+                let mut attempt = Attempt::new();
+                attempt.add(SECOND, first);
+                attempt.add(SECOND + 200 * MS, signalled(2, signal));
+                assert_eq!(culprit(&attempt), Some(2), "{first:?}");
+                // The launcher kills the others.
+                attempt.add(2 * SECOND, signalled(0, 9));
+                attempt.add(2 * SECOND, signalled(3, 9));
+                assert_eq!(culprit(&attempt), Some(2), "{first:?}");
+            }
+            let mut ended = Attempt::new();
+            ended.add(SECOND, first);
+            ended.add(SECOND + 100 * MS, signalled(2, 9));
+            ended.add(SECOND + 100 * MS, signalled(3, 9));
+            assert_ne!(culprit(&ended), Some(2), "the launcher has killed both");
+            assert_ne!(culprit(&ended), Some(3), "the launcher has killed both");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_aborts_itself_is_the_cause_if_no_other_can_be() {
         let mut alone = Attempt::new();
-        alone.add(SECOND, RankEvent::Died { rank: 1, signal: Some(6) });
-        alone.add(SECOND + MS, RankEvent::Ended { rank: 0, code: 1 });
-        assert_eq!(alone.failure(2 * SECOND).and_then(|(culprit, _)| culprit), Some(1));
+        alone.add(SECOND, signalled(1, SIGABRT));
+        alone.add(SECOND + MS, because_of_others(0));
+        let culprit = |attempt: &Attempt| attempt.failure(3 * SECOND).expect("it has failed").0;
+        assert_eq!(culprit(&alone), Some(1));
+        alone.add(SECOND + 2 * MS, signalled(3, SIGABRT));
+        assert_eq!(culprit(&alone), None, "two have aborted");
+        let mut killed = Attempt::new();
+        killed.add(SECOND, signalled(1, SIGABRT));
+        killed.add(SECOND + 50 * MS, signalled(0, 9));
+        assert_eq!(culprit(&killed), Some(0), "its peer was killed");
+        let mut elsewhere = Attempt { begun: Instant::now(), evidence: Evidence::of(8) };
+        (0..4).for_each(|rank| elsewhere.add(Duration::ZERO, RankEvent::Began { rank }));
+        elsewhere.add(SECOND, signalled(1, SIGABRT));
+        assert_eq!(culprit(&elsewhere), None, "a rank without an agent may have died");
+        let mut asked = Attempt::new();
+        asked.add(SECOND, signalled(1, 15));
+        assert_eq!(culprit(&asked), None, "somebody has asked it to end");
     }
 
     #[test]
@@ -303,7 +395,7 @@ mod tests {
     #[test]
     fn a_rank_that_has_reported_an_error_is_not_accused_again_nor_are_those_that_it_ends() {
         let mut attempt = Attempt::new();
-        attempt.add(SECOND, RankEvent::Ended { rank: 1, code: 1 });
+        attempt.add(SECOND, RankEvent::Ended { rank: 1, code: 1, names_cause: true });
         attempt.add(SECOND + 200 * MS, died(2));
         assert!(attempt.has_failed(2 * SECOND));
         assert_eq!(attempt.failure(2 * SECOND), None);
@@ -326,7 +418,7 @@ mod tests {
     fn ranks_that_come_to_their_end_are_no_failure() {
         let mut attempt = Attempt::new();
         for rank in 0..4 {
-            attempt.add(SECOND, RankEvent::Ended { rank, code: 0 });
+            attempt.add(SECOND, RankEvent::Ended { rank, code: 0, names_cause: true });
         }
         assert!(!attempt.has_failed(60 * SECOND));
         assert_eq!(attempt.failure(60 * SECOND), None);
@@ -341,7 +433,7 @@ mod tests {
         let expected = "rank 3 on n1 failed: its process was stopped for 8 s".to_owned();
         assert_eq!(attempt.failure(9 * SECOND), Some((Some(3), expected)));
         // The others may end before, because they wait for it.
-        attempt.add(7 * SECOND, RankEvent::Ended { rank: 0, code: 1 });
+        attempt.add(7 * SECOND, because_of_others(0));
         attempt.add(7 * SECOND + MS, died(1));
         assert_eq!(attempt.failure(7 * SECOND).and_then(|(culprit, _)| culprit), Some(3));
         let mut job = Attempt::new();

@@ -17,6 +17,8 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 
 use super::RankEvent;
+use super::exit_status::{ExitStatus, field};
+use super::rank::{NAMES_CAUSE, NAMES_NO_CAUSE};
 
 /// The numbers of the descriptors that are no ranks.
 const LISTENER: u64 = 0;
@@ -93,13 +95,30 @@ impl LocalRanks {
 
     fn read(&mut self, number: u64, events: &mut Vec<RankEvent>) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        if connection.read(events) {
+        let mut own = Vec::new();
+        let is_open = connection.read(&mut own);
+        if !is_open || own.iter().any(|event| matches!(event, RankEvent::Ended { .. })) {
+            self.add_dying(number, events);
+        }
+        events.extend(own);
+        if is_open {
             return;
         }
-        let signal = connection.signal();
+        let Some(connection) = self.connections.remove(&number) else { return };
         epoll::delete(&self.epoll, &connection.stream).ok();
-        if let Some(LocalRank { rank: Some(rank), has_ended: false, .. }) = self.connections.remove(&number) {
-            events.push(RankEvent::Died { rank, signal });
+        events.extend(connection.end());
+    }
+
+    /// Adds the deaths of the other ranks that a signal is ending. They come before the end of a rank, even if their connections close
+    /// after it: a process that was killed needs some time to go, and meanwhile its peers may find that they cannot reach it.
+    fn add_dying(&mut self, ended: u64, events: &mut Vec<RankEvent>) {
+        for (_, other) in
+            self.connections.iter_mut().filter(|(number, other)| **number != ended && !other.has_ended)
+        {
+            if let (Some(rank), Some(ExitStatus::Signal(signal))) = (other.rank, other.exit_status()) {
+                other.has_ended = true;
+                events.push(RankEvent::Died { rank, signal: Some(signal) });
+            }
         }
     }
 
@@ -140,6 +159,20 @@ impl LocalRank {
         Ok(LocalRank { stream, pid: peer.pid, process, unread, rank, has_ended: false, is_stopped: false })
     }
 
+    fn exit_status(&self) -> Option<ExitStatus> {
+        ExitStatus::of(self.pid, &self.process)
+    }
+
+    /// The end of a process whose connection has closed, unless it is known.
+    fn end(&self) -> Option<RankEvent> {
+        let rank = self.rank.filter(|_| !self.has_ended)?;
+        Some(match self.exit_status() {
+            Some(ExitStatus::Code(code)) => RankEvent::Ended { rank, code, names_cause: false },
+            Some(ExitStatus::Signal(signal)) => RankEvent::Died { rank, signal: Some(signal) },
+            None => RankEvent::Died { rank, signal: None },
+        })
+    }
+
     /// Reads what it has sent. Returns whether the connection goes on.
     fn read(&mut self, events: &mut Vec<RankEvent>) -> bool {
         let mut bytes = [0; MAX_LINE];
@@ -164,37 +197,68 @@ impl LocalRank {
 
     /// The meaning of a line.
     fn event(&mut self, line: &[u8]) -> Option<RankEvent> {
-        let (word, number) = str::from_utf8(line).ok()?.trim_end().split_once(' ')?;
+        let (word, number) = str::from_utf8(line).ok()?.trim_end().rsplit_once(' ')?;
         match (word, self.rank) {
             ("rank", None) => {
                 let rank = number.parse().ok()?;
                 self.rank = Some(rank);
                 Some(RankEvent::Began { rank })
             }
-            ("ended", Some(rank)) if !self.has_ended => {
+            (NAMES_CAUSE | NAMES_NO_CAUSE, Some(rank)) if !self.has_ended => {
                 let code = number.parse().ok()?;
                 self.has_ended = true;
-                Some(RankEvent::Ended { rank, code })
+                Some(RankEvent::Ended { rank, code, names_cause: word == NAMES_CAUSE })
             }
             _ => None,
         }
     }
-
-    /// The signal that ends the process, as long as its parent has not taken note of its end.
-    fn signal(&self) -> Option<u8> {
-        // Counted from the state, it is the last field but one of 52: the exit code as `wait` returns it.
-        let code: u32 = field(self.pid, 49)?.parse().ok()?;
-        Some((code & 0x7f) as u8).filter(|&signal| signal > 0)
-    }
-}
-
-/// A field of `/proc/PID/stat`, counted from the state of the process.
-fn field(pid: Pid, index: usize) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name of the program is in parentheses and may contain any character.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(index).map(str::to_owned)
 }
 
 fn add(epoll: &OwnedFd, source: impl AsFd, number: u64) -> io::Result<()> {
     Ok(epoll::add(epoll, source, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_rank_that_was_killed_comes_before_one_that_ends_because_of_it_though_its_connection_is_open() {
+        let socket = std::env::temp_dir().join(format!("kintsugi-ranks-{}", std::process::id()));
+        let (_wake, woken) = UnixStream::pair().expect("a pair of sockets");
+        let mut ranks = LocalRanks::listen(&socket, woken).expect("a socket");
+        let mut killed = Command::new("sleep").arg("60").spawn().expect("a process");
+        let pid = Pid::from_child(&killed);
+        let [mut first, mut second] = [(); 2].map(|()| UnixStream::connect(&socket).expect("it listens"));
+        let mut events = Vec::new();
+        let mut until = |ranks: &mut LocalRanks, number: usize| {
+            let begun = Instant::now();
+            while events.len() < number {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{events:?}");
+                events.extend(ranks.wait(Duration::from_millis(10)).expect("it waits"));
+            }
+            events.clone()
+        };
+        first.write_all(b"rank 0\n").expect("it listens");
+        until(&mut ranks, 1);
+        second.write_all(b"rank 1\n").expect("it listens");
+        until(&mut ranks, 2);
+        // The process of rank 0 is the other one.
+        let of_first = ranks.connections.values_mut().find(|one| one.rank == Some(0)).expect("it is there");
+        of_first.pid = pid;
+        of_first.process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+        killed.kill().expect("it is ours");
+        second.write_all(b"ended because of others 1\n").expect("it listens");
+        let found = until(&mut ranks, 4);
+        drop(first);
+        assert_eq!(ranks.wait(Duration::from_secs(30)).expect("it waits"), [], "its death is known");
+        killed.wait().expect("a child");
+        fs::remove_file(&socket).ok();
+        let died = RankEvent::Died { rank: 0, signal: Some(9) };
+        assert_eq!(found[2..], [died, RankEvent::Ended { rank: 1, code: 1, names_cause: false }]);
+    }
 }

@@ -6,6 +6,8 @@
 
 mod agent;
 mod evidence;
+#[allow(unsafe_code, reason = "it asks the kernel")]
+mod exit_status;
 mod local_ranks;
 mod node_folder;
 mod outbox;
@@ -23,6 +25,7 @@ use super::Invitation;
 pub use agent::run;
 pub use evidence::{Evidence, Report, ReportKind};
 use node_folder::{NodeFolder, job_folder};
+pub(crate) use rank::watches_this_node;
 pub use rank::{node_folder, register, report_end};
 pub use server::AgentServer;
 
@@ -53,9 +56,9 @@ impl AgentTask {
 pub enum RankEvent {
     /// Its process has begun.
     Began { rank: usize },
-    /// It comes to its end, with this exit code.
-    Ended { rank: usize, code: u8 },
-    /// Its process has gone without a word. The signal that ended it, if the agent could still see it.
+    /// It comes to its end, with this exit code. If it is a failure, whether the rank has named the cause, which may be another rank.
+    Ended { rank: usize, code: u8, names_cause: bool },
+    /// Its process has gone without a word, or goes. The signal that ends it, if the agent could see it.
     Died { rank: usize, signal: Option<u8> },
     /// Its process is stopped (SIGSTOP).
     Stopped { rank: usize },

@@ -31,11 +31,21 @@ pub fn node_folder() -> Option<PathBuf> {
     env::var_os(FOLDER).map(|job| NodeFolder::path_in(Path::new(&job)))
 }
 
-/// Tells the agent that this process comes to its end, with this exit code.
-pub fn report_end(code: u8) {
+/// How the line about the end of a rank begins: it knows why, or it may have ended because of another rank.
+pub(super) const NAMES_CAUSE: &str = "ended";
+pub(super) const NAMES_NO_CAUSE: &str = "ended because of others";
+
+/// Tells the agent that this process comes to its end, with this exit code, and whether it has named the cause of its failure.
+pub fn report_end(code: u8, names_cause: bool) {
     if let Some(agent) = &mut *AGENT.lock().unwrap_or_else(PoisonError::into_inner) {
-        agent.write_all(format!("ended {code}\n").as_bytes()).ok();
+        let words = if names_cause { NAMES_CAUSE } else { NAMES_NO_CAUSE };
+        agent.write_all(format!("{words} {code}\n").as_bytes()).ok();
     }
+}
+
+/// Whether an agent sees how the processes of this node end.
+pub(crate) fn watches_this_node() -> bool {
+    env::var_os(FOLDER).is_some()
 }
 
 fn connect(socket: &PathBuf, rank: usize) -> Option<UnixStream> {

@@ -58,7 +58,7 @@ enum Event {
 pub fn simulate(job: &SimulatedJob) -> SimulatedOutcome {
     let mut draw = Draw(job.seed);
     let (begun, ranks) = (Instant::now(), job.nodes * job.ranks_per_node);
-    let mut evidence = Evidence::default();
+    let mut evidence = Evidence::of(ranks);
     for rank in 0..ranks {
         let (host, kind) =
             (host(rank / job.ranks_per_node), ReportKind::Events(vec![RankEvent::Began { rank }]));
@@ -124,7 +124,11 @@ fn host(node: usize) -> String {
 }
 
 fn end_of(rank: usize, victim: usize) -> RankEvent {
-    if rank == victim { RankEvent::Died { rank, signal: None } } else { RankEvent::Ended { rank, code: 1 } }
+    if rank == victim {
+        RankEvent::Died { rank, signal: None }
+    } else {
+        RankEvent::Ended { rank, code: 1, names_cause: false }
+    }
 }
 
 /// Numbers that look random, by SplitMix64.

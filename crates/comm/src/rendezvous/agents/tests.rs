@@ -75,14 +75,14 @@ fn ranks_are_reported_in_the_order_in_which_they_end_and_the_folder_is_removed()
     until(&server, &mut reports, |events| events.len() == 3);
     drop(third);
     first.write_all(b"ended 0\n").expect("it listens");
-    second.write_all(b"ded 1\n").expect("it listens");
+    second.write_all(b"ded because of others 1\n").expect("it listens");
     drop((first, second));
     until(&server, &mut reports, |events| events.len() == 6);
     let ends = &events(&reports)[3..];
     let expected = [
         RankEvent::Died { rank: 2, signal: None },
-        RankEvent::Ended { rank: 0, code: 0 },
-        RankEvent::Ended { rank: 1, code: 1 },
+        RankEvent::Ended { rank: 0, code: 0, names_cause: true },
+        RankEvent::Ended { rank: 1, code: 1, names_cause: false },
     ];
     assert_eq!(ends, expected);
     assert_eq!(reports[0], ReportKind::Connected);
