@@ -1,13 +1,19 @@
 //! Silent corruption of memory: `run.checksum_every`.
 //!
-//! Every so many steps a rank takes checksums of its weights and states when they have been written, and again before the next update.
-//! Nothing writes them in between, so a difference is an error of this rank's memory. Weights that several ranks hold are also compared
-//! when they have been written. Errors in an owner's own update are not found: there is nothing to compare its result with.
+//! Every so many steps a rank takes checksums when it has written something, and again when nothing has written it since then: of the
+//! weights that it updates itself, before other ranks get them and at the end of the step; of its states and of all weights that it
+//! holds, at the end of the step and before the next update. A difference is an error of this rank's memory, whatever others hold.
+//!
+//! Weights that several ranks hold are also compared at the end of the step. That accuses nobody: a rank passes a wrong value on, so
+//! most ranks may hold it. Errors in an owner's own update are not found: there is nothing to compare its result with.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Mutex, PoisonError};
 
 use kintsugi_comm::{Blame, RankFailure, World};
-use kintsugi_rank::{Checksums, Rank, WeightChecksum};
+use kintsugi_plan::{Op, StepOp, Transfer, Unit};
+use kintsugi_rank::{Rank, UnitChecksum, WeightChecksum};
 
 use crate::RankError;
 
@@ -24,55 +30,110 @@ pub(crate) struct CorruptionCheck<'a> {
     /// Whether tp ranks compute the same bits.
     compares_parts: bool,
     board: &'a ChecksumBoard,
-    /// The last step, from 1, and what it has written. `None` once it was checked.
-    written: Option<(u64, Checksums)>,
+    /// The running step, from 1.
+    step: u64,
+    /// What this rank has updated in the running step, before other ranks got it.
+    updated: Option<Updated>,
+    /// What the last step has left. `None` once it was checked.
+    written: Option<Written>,
     buffer: Vec<u8>,
+}
+
+struct Updated {
+    weights: Vec<UnitChecksum>,
+    states: Vec<UnitChecksum>,
+}
+
+struct Written {
+    step: u64,
+    weights: Vec<WeightChecksum>,
+    states: Vec<UnitChecksum>,
 }
 
 impl<'a> CorruptionCheck<'a> {
     /// The checks of a rank, every so many steps; none if that is 0. If the run is not deterministic, parameters that every tp rank
     /// updates by itself may differ by rounding, and are not compared.
     pub fn new(every: u64, deterministic: bool, board: &'a ChecksumBoard) -> Self {
-        CorruptionCheck { every, compares_parts: deterministic, board, written: None, buffer: Vec::new() }
-    }
-
-    /// Whether the next update must be preceded by [`CorruptionCheck::verify`].
-    pub fn is_pending(&self) -> bool {
-        self.written.is_some()
-    }
-
-    /// Checks before an update that weights and states are still what the last step has written.
-    pub fn verify(&mut self, rank: &Rank) -> Result<(), RankError> {
-        let Some((step, written)) = self.written.take() else { return Ok(()) };
-        match written.difference(&rank.checksums(&mut self.buffer)) {
-            None => Ok(()),
-            Some(what) => Err(RankError::Corrupted { what, step }),
+        let (step, buffer) = (0, Vec::new());
+        CorruptionCheck {
+            every,
+            compares_parts: deterministic,
+            board,
+            step,
+            updated: None,
+            written: None,
+            buffer,
         }
     }
 
-    /// After a step, counted from 1: takes the checksums, and compares the weights with those of the other ranks.
-    pub fn record(
-        &mut self,
-        step: u64,
-        number: usize,
-        rank: &Rank,
-        world: &dyn World,
-    ) -> Result<(), RankError> {
-        if self.every == 0 || !step.is_multiple_of(self.every) {
+    /// A step begins, counted from 1. Returns whether it needs [`CorruptionCheck::before_op`].
+    pub fn begin_step(&mut self, step: u64) -> bool {
+        self.step = step;
+        self.is_due() || self.written.is_some()
+    }
+
+    /// Whether what the running step writes is checked.
+    fn is_due(&self) -> bool {
+        self.every > 0 && self.step.is_multiple_of(self.every)
+    }
+
+    /// Before the update: whether weights and states are still those that the last step has left. Before the first transfer of updated
+    /// weights: takes the checksums of what this rank has written.
+    pub fn before_op(&mut self, rank: &Rank, op: &Op) -> Result<(), RankError> {
+        if *op == Op::Step(StepOp::Update) {
+            return self.verify(rank);
+        }
+        if matches!(op, Op::Start(Transfer::Refresh { .. })) && self.is_due() && self.updated.is_none() {
+            let weights = rank.updated_checksums(&mut self.buffer);
+            self.updated = Some(Updated { weights, states: rank.state_checksums(&mut self.buffer) });
+        }
+        Ok(())
+    }
+
+    fn verify(&mut self, rank: &Rank) -> Result<(), RankError> {
+        let Some(Written { step, weights, states }) = self.written.take() else { return Ok(()) };
+        let now = rank.weight_checksums(&mut self.buffer);
+        if let Some((changed, _)) = weights.iter().zip(&now).find(|(one, now)| one != now) {
+            return Err(RankError::Corrupted { what: format!("the weights of {}", changed.unit), step });
+        }
+        unchanged("states", &states, &rank.state_checksums(&mut self.buffer), step)
+    }
+
+    /// At the end of a step: takes the checksums of what it has left, and compares the weights with those of the other ranks.
+    pub fn end_step(&mut self, number: usize, rank: &Rank, world: &dyn World) -> Result<(), RankError> {
+        if !self.is_due() {
             return Ok(());
         }
-        let written = rank.checksums(&mut self.buffer);
-        let mut weights = written.weights.clone();
-        weights.retain(|weights| weights.part.is_some() || self.compares_parts);
-        self.written = Some((step, written));
-        let Some(all) = self.board.add(number, weights, world)? else { return Ok(()) };
-        match odd_one(&all) {
+        let step = self.step;
+        let states = match self.updated.take() {
+            Some(Updated { weights, states }) => {
+                unchanged("weights", &weights, &rank.updated_checksums(&mut self.buffer), step)?;
+                states
+            }
+            None => rank.state_checksums(&mut self.buffer),
+        };
+        let weights = rank.weight_checksums(&mut self.buffer);
+        let mut compared = weights.clone();
+        compared.retain(|weights| weights.part.is_some() || self.compares_parts);
+        self.written = Some(Written { step, weights, states });
+        let Some(all) = self.board.add(number, compared, world)? else { return Ok(()) };
+        match first_difference(&all) {
             None => Ok(()),
-            Some(odd) => {
-                let failure = odd.failure(step);
+            Some(found) => {
+                let failure = found.failure(world.local_ranks().start, step);
                 world.abort(failure.clone());
                 Err(failure.into())
             }
+        }
+    }
+}
+
+/// Whether checksums of this rank are those that it took before.
+fn unchanged(what: &str, before: &[UnitChecksum], now: &[UnitChecksum], step: u64) -> Result<(), RankError> {
+    match before.iter().zip(now).find(|(before, now)| before != now) {
+        None => Ok(()),
+        Some((changed, _)) => {
+            Err(RankError::Corrupted { what: format!("the {what} of {}", changed.unit), step })
         }
     }
 }
@@ -105,45 +166,38 @@ impl ChecksumBoard {
     }
 }
 
-/// Ranks that should hold the same weights and do not.
+/// Two ranks that should hold the same weights and do not.
 #[derive(Debug, PartialEq, Eq)]
-struct Odd {
-    /// The rank that differs, or the first one.
-    rank: usize,
-    /// One that it differs from.
-    other: usize,
-    /// Whether most ranks agree with the other one, so that this one is the cause.
-    is_cause: bool,
-    what: String,
+struct Difference {
+    ranks: [usize; 2],
+    unit: Unit,
 }
 
 /// The first difference between ranks that should hold the same weights.
-fn odd_one(all: &[RankWeights]) -> Option<Odd> {
-    let weights = || all.iter().flat_map(|(rank, weights)| weights.iter().map(move |one| (*rank, one)));
-    weights().find_map(|(_, first)| {
-        let same: Vec<(usize, u64)> =
-            weights().filter(|(_, one)| one.is_of_same(first)).map(|(rank, one)| (rank, one.sum)).collect();
-        let votes = |sum: u64| same.iter().filter(|(_, other)| *other == sum).count();
-        let most = same.iter().map(|(_, sum)| *sum).max_by_key(|sum| votes(*sum))?;
-        let (rank, _) = *same.iter().find(|(_, sum)| *sum != most)?;
-        let (other, _) = *same.iter().find(|(_, sum)| *sum == most)?;
-        let what = format!("the weights of {}", first.unit);
-        Some(Odd { rank, other, is_cause: 2 * votes(most) > same.len(), what })
+fn first_difference(all: &[RankWeights]) -> Option<Difference> {
+    let mut first_holders = BTreeMap::new();
+    let mut weights = all.iter().flat_map(|(rank, weights)| weights.iter().map(move |one| (*rank, one)));
+    weights.find_map(|(rank, one)| match first_holders.entry(one.key()) {
+        Entry::Vacant(first) => {
+            first.insert((rank, one.sum));
+            None
+        }
+        Entry::Occupied(first) => {
+            let (other, sum) = *first.get();
+            (sum != one.sum).then_some(Difference { ranks: [other, rank], unit: one.unit })
+        }
     })
 }
 
-impl Odd {
-    fn failure(self, step: u64) -> RankFailure {
-        let Odd { rank, other, is_cause, what } = self;
-        let (others, whose, blame) = if is_cause {
-            (" and most others", "this rank", Blame::Rank)
-        } else {
-            ("", "one of them", Blame::Nobody)
-        };
+impl Difference {
+    /// The failure of the job, found by a rank.
+    fn failure(self, found_by: usize, step: u64) -> RankFailure {
+        let Difference { ranks: [one, other], unit } = self;
         let reason = format!(
-            "after step {step} {what} differ from those of rank {other}{others}; the memory of {whose} is not sound"
+            "after step {step} ranks {one} and {other} hold different weights of {unit}, and the checksums of what each has written \
+             do not tell whose memory is not sound"
         );
-        RankFailure { peer: Some(other), blame, ..RankFailure::new(rank, "the end of a step", reason) }
+        RankFailure { blame: Blame::Nobody, ..RankFailure::new(found_by, "the end of a step", reason) }
     }
 }
 
@@ -151,7 +205,6 @@ impl Odd {
 mod tests {
     use std::sync::Arc;
 
-    use kintsugi_plan::Unit;
     use kintsugi_plan::config::ConfigSource;
     use kintsugi_rank::{Elements, InitialWeights, Store, StoreError, StoredTensor};
 
@@ -169,12 +222,11 @@ mod tests {
         }
     }
 
-    /// What four ranks find if `change` acts on each of them after the checksums were taken, and `before` does before that.
-    fn check(
-        sets: &[&str],
-        before: impl Fn(usize, &Rank) + Sync,
-        change: impl Fn(usize, &Rank) + Sync,
-    ) -> Result<(), JobError> {
+    /// What happens to the memory of a rank.
+    type Change<'a> = &'a (dyn Fn(usize, &Rank) + Sync);
+
+    /// What four ranks find in a step with these changes: before its update, while the updated weights are gathered, and after the step.
+    fn check(sets: &[&str], [before, meanwhile, after]: [Change; 3]) -> Result<(), JobError> {
         let small =
             ["model.layers=2", "model.hidden=32", "model.heads=4", "batch.sequence=16", "parallel.pp=1"];
         let plan = ConfigSource::demo().sets(small.iter().chain(sets).copied()).plan().expect("a plan");
@@ -182,18 +234,73 @@ mod tests {
         let board = ChecksumBoard::default();
         run_job(&job, |worker| {
             let (number, rank) = (worker.number, &worker.rank);
+            let ops = worker.program(&job.plan).ops;
+            let refresh = ops.iter().find(|op| matches!(op, Op::Start(Transfer::Refresh { .. })));
+            let update = Op::Step(StepOp::Update);
             rank.initialise(1);
-            before(number, rank);
             let mut check = CorruptionCheck::new(2, true, &board);
-            check.record(1, number, rank, &*worker.world)?;
-            assert!(!check.is_pending(), "only every second step");
-            check.record(2, number, rank, &*worker.world)?;
-            change(number, rank);
-            check.verify(rank)?;
-            assert!(!check.is_pending());
-            check.verify(rank)
+            assert!(!check.begin_step(1), "only every second step");
+            check.before_op(rank, &update)?;
+            check.end_step(number, rank, &*worker.world)?;
+            assert!(check.begin_step(2));
+            check.before_op(rank, &update)?;
+            before(number, rank);
+            refresh.map_or(Ok(()), |refresh| check.before_op(rank, refresh))?;
+            meanwhile(number, rank);
+            check.end_step(number, rank, &*worker.world)?;
+            after(number, rank);
+            assert!(check.begin_step(3));
+            check.before_op(rank, &update)?;
+            assert!(!check.begin_step(3), "it was checked");
+            Ok(())
         })
         .map(|_| ())
+    }
+
+    fn nothing(_: usize, _: &Rank) {}
+
+    /// The failure that such changes lead to.
+    fn found(sets: &[&str], changes: [Change; 3]) -> RankFailure {
+        match check(sets, changes).expect_err("memory has changed") {
+            JobError::Failure(failure) => *failure,
+            JobError::Rank { rank, source, .. } => RankFailure::new(rank, "", source.to_string()),
+            error @ JobError::Thread(_) => panic!("{error}"),
+        }
+    }
+
+    /// Other weights, or the right ones except for one element of the table.
+    #[derive(Clone, Copy)]
+    enum Wrong {
+        All,
+        First,
+        Last,
+    }
+
+    impl Store for Wrong {
+        fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+            let Elements { parameter, start, .. } = elements;
+            let (seed, changed) = match self {
+                Wrong::All => (2, None),
+                Wrong::First => (1, Some(0)),
+                Wrong::Last => (1, Some(parameter.valid_elements() - 1)),
+            };
+            InitialWeights { seed }.read(elements, out)?;
+            let index = changed.filter(|_| parameter.unit == Unit::Table);
+            let index = index.and_then(|element: usize| element.checked_sub(start));
+            if let Some(element) = index.and_then(|index| out.get_mut(index)) {
+                *element = 7.0;
+            }
+            Ok(())
+        }
+    }
+
+    /// Gives these ranks wrong weights.
+    fn wrong(ranks: &[usize], wrong: Wrong) -> impl Fn(usize, &Rank) + Sync {
+        move |number, rank| {
+            if ranks.contains(&number) {
+                rank.load(&wrong, &[StoredTensor::Weights]).expect("it is no file");
+            }
+        }
     }
 
     const LAYOUTS: [&[&str]; 4] = [
@@ -206,44 +313,48 @@ mod tests {
     #[test]
     fn a_bit_that_changes_between_two_steps_names_its_rank_under_every_sharding() {
         for sets in LAYOUTS {
-            check(sets, |_, _| {}, |_, _| {}).expect("nothing changes");
+            check(sets, [&nothing; 3]).expect("nothing changes");
             let flip = |number: usize, rank: &Rank| {
                 if number == 3 {
                     rank.load(&Flipped, &[StoredTensor::SecondMoment]).expect("it is no file");
                 }
             };
-            let found = check(sets, |_, _| {}, flip).expect_err("a bit has changed").to_string();
-            assert!(found.starts_with("rank 3 failed in "), "{sets:?}: {found}");
-            assert!(found.contains("the states of layer.1 are not those that step 2 has written"), "{found}");
-            let other = |number: usize, rank: &Rank| {
-                if number == 2 {
-                    rank.load(&InitialWeights { seed: 2 }, &[StoredTensor::Weights]).expect("it is no file");
-                }
-            };
-            let found = check(sets, |_, _| {}, other).expect_err("weights have changed").to_string();
-            assert!(found.starts_with("rank 2 failed in ") && found.contains("the weights of "), "{found}");
+            let states = found(sets, [&nothing, &nothing, &flip]);
+            assert_eq!(states.culprit(), Some(3), "{sets:?}: {states}");
+            let expected = "the states of layer.1 are not those that step 2 has written";
+            assert!(states.reason.starts_with(expected), "{states}");
+            let weights = found(sets, [&nothing, &nothing, &wrong(&[2], Wrong::All)]);
+            assert_eq!(weights.culprit(), Some(2), "{sets:?}: {weights}");
+            assert!(weights.reason.starts_with("the weights of "), "{weights}");
         }
     }
 
     #[test]
-    fn weights_that_differ_from_those_of_most_ranks_name_their_rank() {
-        let other = |number: usize, rank: &Rank| {
-            if number == 1 {
-                rank.load(&InitialWeights { seed: 2 }, &[StoredTensor::Weights]).expect("it is no file");
-            }
-        };
-        let found = |sets| match check(sets, other, |_, _| {}).expect_err("weights differ") {
-            JobError::Failure(failure) => *failure,
-            error => panic!("{error}"),
-        };
-        let most = found(LAYOUTS[0]);
-        assert_eq!((most.rank, most.culprit()), (1, Some(1)), "{most}");
-        let expected = "after step 2 the weights of table differ from those of rank 0 and most others; ";
-        assert!(most.reason.starts_with(expected), "{most}");
-        // Of two ranks, nobody knows which one is right. The parameters that every tp rank holds are compared over tp.
-        let two = found(LAYOUTS[2]);
-        assert_eq!(two.culprit(), None, "{two}");
-        let replicated = found(LAYOUTS[3]);
-        assert_eq!(replicated.culprit(), Some(1), "{replicated}");
+    fn an_owner_whose_weights_change_while_they_are_gathered_names_itself_though_all_hold_the_same() {
+        let sets = ["parallel.tp=1", "parallel.dp=4", "sharding.zero=1"];
+        // The last element belongs to rank 3, and the others get what it has then.
+        let failure = found(&sets, [&nothing, &wrong(&[0, 1, 2, 3], Wrong::Last), &nothing]);
+        assert_eq!(failure.culprit(), Some(3), "{failure}");
+        assert!(failure.reason.starts_with("the weights of table are not those that step 2"), "{failure}");
+    }
+
+    #[test]
+    fn a_rank_that_passes_wrong_weights_on_does_not_make_their_owner_the_culprit() {
+        let sets = ["parallel.tp=1", "parallel.dp=4", "sharding.zero=1"];
+        // The first element belongs to rank 0. Rank 1 gets it, a bit changes there, and ranks 2 and 3 get it from rank 1.
+        let failure = found(&sets, [&nothing, &wrong(&[1, 2, 3], Wrong::First), &nothing]);
+        assert_eq!(failure.culprit(), None, "{failure}");
+        let expected = "after step 2 ranks 0 and 1 hold different weights of table, ";
+        assert!(failure.reason.starts_with(expected), "{failure}");
+    }
+
+    #[test]
+    fn ranks_that_update_the_same_weights_and_differ_are_not_accused() {
+        // Without an owner, and over tp.
+        for (sets, rank) in [(LAYOUTS[0], 1), (LAYOUTS[2], 3), (LAYOUTS[3], 2)] {
+            let failure = found(sets, [&wrong(&[rank], Wrong::All), &nothing, &nothing]);
+            assert_eq!(failure.culprit(), None, "{failure}");
+            assert!(failure.reason.contains(&format!("and {rank} hold different weights of ")), "{failure}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::mpsc::Sender;
 use kintsugi_checkpoint::{Checkpoint, CheckpointError, CheckpointSaver, RunProgress, SpikeRecord};
 use kintsugi_comm::{RankFailure, Traffic, TransferObserver};
 use kintsugi_data::{DataError, Dataset, Split};
-use kintsugi_plan::{DeviceKind, OnSpike, Op, Plan, Program, StepOp};
+use kintsugi_plan::{DeviceKind, OnSpike, Plan, Program};
 use kintsugi_rank::{NonFinite, RankMemory, StepResult};
 use kintsugi_run::{Rollback, Spike};
 use kintsugi_spec::Cause;
@@ -220,7 +220,8 @@ impl RankTrainer<'_> {
             let sent_before = state.traffic.is_none().then(|| worker.world.traffic(worker.number));
             // A run that began with copies may go back to a checkpoint of before.
             let is_traced = options.trace_step.is_some() && options.trace_step == step.checked_sub(first_run);
-            if is_traced || corruption.is_pending() {
+            let is_checked = corruption.begin_step(step + 1);
+            if is_traced || is_checked {
                 let mut timer = is_traced.then(|| Timer::begin(worker, plan));
                 let mut checked = Ok(());
                 worker.run(program, reader.current(), |rank, op| {
@@ -228,8 +229,8 @@ impl RankTrainer<'_> {
                         timer.op(*op);
                     }
                     state.watch.op(op);
-                    if *op == Op::Step(StepOp::Update) {
-                        checked = corruption.verify(rank);
+                    if checked.is_ok() {
+                        checked = corruption.before_op(rank, op);
                     }
                 })?;
                 checked?;
@@ -242,7 +243,7 @@ impl RankTrainer<'_> {
             if let Some(computing) = &mut state.computing {
                 worker.world.set_compute_time(computing.end_step());
             }
-            corruption.record(step + 1, worker.number, &worker.rank, &*worker.world)?;
+            corruption.end_step(worker.number, &worker.rank, &*worker.world)?;
             let span = StepSpan { begun, ended: worker.backend.mark(), energy };
             reader.finish_step();
             let result = worker.rank.fetch_step_result();

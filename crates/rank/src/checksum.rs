@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::rank::Rank;
+use crate::unit::UnitState;
 
 /// Bytes that are copied to the host at a time.
 const PIECE: usize = 1 << 18;
@@ -24,53 +25,61 @@ pub struct WeightChecksum {
 }
 
 impl WeightChecksum {
-    /// Whether two ranks hold the same weights, which must then have the same checksum.
-    pub fn is_of_same(&self, other: &Self) -> bool {
-        (self.unit, self.part, self.range) == (other.unit, other.part, other.range)
+    /// What has this checksum. It is the same on all ranks that hold the same weights.
+    pub fn key(&self) -> (Unit, Option<usize>, (usize, usize)) {
+        (self.unit, self.part, self.range)
     }
 }
 
-/// The checksums of a rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Checksums {
-    /// Of the weights that it always holds.
-    pub weights: Vec<WeightChecksum>,
-    /// Of the states of each unit, in the same order: master weights and moments.
-    pub states: Vec<(Unit, u64)>,
-}
-
-impl Checksums {
-    /// What differs from checksums of the same rank at another time, in words.
-    pub fn difference(&self, other: &Self) -> Option<String> {
-        let weights = self.weights.iter().zip(&other.weights).find(|(one, other)| one.sum != other.sum);
-        let states = self.states.iter().zip(&other.states).find(|(one, other)| one != other);
-        weights
-            .map(|(one, _)| format!("the weights of {}", one.unit))
-            .or_else(|| states.map(|((unit, _), _)| format!("the states of {unit}")))
-    }
+/// The checksum of what a rank updates in a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitChecksum {
+    /// The unit.
+    pub unit: Unit,
+    /// The checksum.
+    pub sum: u64,
 }
 
 impl Rank {
-    /// The checksums of the weights that this rank always holds and of its states. Waits for the device. `buffer` is memory of the host
-    /// that the caller keeps for the next time.
-    pub fn checksums(&self, buffer: &mut Vec<u8>) -> Checksums {
-        buffer.resize(PIECE, 0);
-        let mut checksums = Checksums::default();
-        for unit in &self.units {
+    /// The checksums of the weights that this rank always holds. They wait for the device. `buffer` is memory of the host that the
+    /// caller keeps for the next time.
+    pub fn weight_checksums(&self, buffer: &mut Vec<u8>) -> Vec<WeightChecksum> {
+        let of_unit = |unit: &UnitState| {
             let (weights, range) = unit.resident_weights();
             // The elements at the start that every tp rank holds.
             let whole = unit.layout.replicated.clamp(range.start, range.end);
-            for (part, start, end) in [(None, range.start, whole), (Some(self.at.tp()), whole, range.end)] {
+            [(None, range.start, whole), (Some(self.at.tp()), whole, range.end)].map(|(part, start, end)| {
                 let sum = self.sum(&[weights.slice(start - range.start..end - range.start)], buffer);
-                let unit = unit.layout.unit;
-                checksums.weights.push(WeightChecksum { unit, part, range: (start, end), sum });
-            }
-            checksums.states.push((unit.layout.unit, self.sum(&unit.states(), buffer)));
-        }
-        checksums
+                WeightChecksum { unit: unit.layout.unit, part, range: (start, end), sum }
+            })
+        };
+        self.units.iter().flat_map(of_unit).collect()
     }
 
-    fn sum(&self, views: &[View], buffer: &mut [u8]) -> u64 {
+    /// The checksums of the weights that this rank updates itself, as other ranks get them.
+    pub fn updated_checksums(&self, buffer: &mut Vec<u8>) -> Vec<UnitChecksum> {
+        self.unit_checksums(buffer, |unit| unit.updated_weights().into_iter().collect())
+    }
+
+    /// The checksums of the states: master weights, averages and moments.
+    pub fn state_checksums(&self, buffer: &mut Vec<u8>) -> Vec<UnitChecksum> {
+        self.unit_checksums(buffer, UnitState::states)
+    }
+
+    fn unit_checksums<'a>(
+        &'a self,
+        buffer: &mut Vec<u8>,
+        views: impl Fn(&'a UnitState) -> Vec<View<'a>>,
+    ) -> Vec<UnitChecksum> {
+        let sum = |unit: &'a UnitState| UnitChecksum {
+            unit: unit.layout.unit,
+            sum: self.sum(&views(unit), buffer),
+        };
+        self.units.iter().map(sum).collect()
+    }
+
+    fn sum(&self, views: &[View], buffer: &mut Vec<u8>) -> u64 {
+        buffer.resize(PIECE, 0);
         let mut hash = Xxh3::new();
         for view in views {
             let elements = PIECE / view.dtype().bytes();

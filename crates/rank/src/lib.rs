@@ -20,7 +20,7 @@ mod step_result;
 mod store;
 mod unit;
 
-pub use checksum::{Checksums, WeightChecksum};
+pub use checksum::{UnitChecksum, WeightChecksum};
 pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
 pub use initial_weights::InitialWeights;

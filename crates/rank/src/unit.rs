@@ -274,6 +274,12 @@ impl UnitState {
         (self.weights.resident.ready().view(), self.resident.clone())
     }
 
+    /// The weights that an update of this rank writes. `None` if a refresh replaces them by codes.
+    pub fn updated_weights(&self) -> Option<View<'_>> {
+        let is_final = self.sharding.quantized.refresh.is_none();
+        is_final.then(|| self.weights.resident.ready().slice(within(&self.owned, &self.resident)))
+    }
+
     /// The states that this rank holds.
     pub fn states(&self) -> Vec<View<'_>> {
         let states = self.states.iter().map(State::whole);
