@@ -1,5 +1,7 @@
-//! Measures a run's GPU: the memory in use according to the driver, and the energy.
+//! Measures a run's GPU: the memory in use according to the driver, and the energy. Watches its health.
 
+use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 use kintsugi_gpu::Gpu;
 use kintsugi_plan::Plan;
 
+use crate::gpu_health::GpuHealth;
 use crate::job::platform;
 
 /// Measures a GPU while a run uses it.
@@ -16,16 +19,19 @@ pub(crate) struct GpuMonitor {
     /// Bytes that were free before the run allocated any. The driver's own context does not count as the run's.
     free: u64,
     energy: Option<EnergyMonitor>,
+    _health: Option<GpuHealth>,
 }
 
 impl GpuMonitor {
-    /// Starts to measure this process's GPU. `None` on a CPU, and if no GPU can be opened: the ranks report why.
-    pub fn new(plan: &Plan, gpu: usize) -> Option<Self> {
+    /// Starts to measure the GPU of the ranks of this process, and writes its state to the run's folder `out`, if it has one. `None` on
+    /// a CPU, and if no GPU can be opened: the ranks report why.
+    pub fn new(plan: &Plan, gpu: usize, out: Option<&Path>, ranks: Range<usize>) -> Option<Self> {
         let platform = platform(plan.run.device)?;
         let gpu = platform.gpu(gpu % platform.devices().ok()?.max(1)).ok()?;
         let (free, _) = gpu.memory().ok()?;
         let energy = gpu.power_meter().and_then(|meter| EnergyMonitor::new(move || meter.energy()));
-        Some(GpuMonitor { gpu, free, energy })
+        let health = out.and_then(|out| GpuHealth::watch(gpu.sensors()?, out.to_owned(), ranks));
+        Some(GpuMonitor { gpu, free, energy, _health: health })
     }
 
     /// Bytes that were allocated since.

@@ -6,6 +6,7 @@ mod checksums;
 mod error;
 mod evaluate;
 mod generate;
+mod gpu_health;
 mod gpu_monitor;
 mod job;
 mod op_watch;

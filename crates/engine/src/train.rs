@@ -110,7 +110,8 @@ pub fn train(
     let plan = Arc::new(plan.clone());
     let job = Job { connection: options.connection, ..Job::new(Arc::clone(&plan), options.memory.clone()) };
     let world = job.world();
-    let gpu = GpuMonitor::new(&plan, options.connection.gpu());
+    let gpu =
+        GpuMonitor::new(&plan, options.connection.gpu(), options.flight.as_deref(), world.local_ranks());
     let (events, received) = channel();
     let saver = |folder| saver(&plan, world.local_ranks(), folder);
     let (saver, writer) = options.checkpoints.clone().map(saver).unzip();

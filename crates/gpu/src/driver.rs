@@ -8,9 +8,9 @@ use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::PowerMeter;
 use crate::error::GpuError;
 use crate::products::ProductLibrary;
+use crate::{PowerMeter, Sensors};
 
 /// What decides how kernels are compiled and launched.
 #[derive(Clone, Debug)]
@@ -89,6 +89,9 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
 
     /// The library that measures its power.
     fn power_meter(&self) -> Option<Box<dyn PowerMeter>>;
+
+    /// The library that sees its health.
+    fn sensors(&self) -> Option<Box<dyn Sensors>>;
 
     /// A new stream. One with a `priority` below zero goes before others.
     fn stream(&self, priority: Option<i32>) -> Result<Arc<dyn Queue>, GpuError>;

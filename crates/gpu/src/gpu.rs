@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::driver::Driver;
 use crate::error::GpuError;
@@ -41,6 +42,11 @@ impl Gpu {
     pub fn power_meter(&self) -> Option<Box<dyn PowerMeter>> {
         self.driver.power_meter()
     }
+
+    /// What sees its health. `None` if there is no such library or it does not support the GPU.
+    pub fn sensors(&self) -> Option<Box<dyn Sensors>> {
+        self.driver.sensors()
+    }
 }
 
 /// Energy and power of one GPU.
@@ -53,4 +59,19 @@ pub trait PowerMeter: fmt::Debug + Send {
 
     /// The power limit in watts.
     fn power_limit(&self) -> Option<f64>;
+}
+
+/// The health of one GPU. What it does not tell is `None`.
+pub trait Sensors: PowerMeter {
+    /// The clock of its multiprocessors and the highest one, in MHz.
+    fn clocks(&self) -> Option<[u32; 2]>;
+
+    /// Its temperature in °C.
+    fn temperature(&self) -> Option<u32>;
+
+    /// Errors of its memory that could not be corrected, since the driver was loaded.
+    fn memory_errors(&self) -> Option<u64>;
+
+    /// Waits for a critical error, or for as long as `limit`. Returns the number of the error.
+    fn wait_for_error(&self, limit: Duration) -> Option<u64>;
 }

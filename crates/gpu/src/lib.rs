@@ -44,7 +44,7 @@ mod stream;
 
 pub use cuda::CUDA;
 pub use error::GpuError;
-pub use gpu::{Gpu, PowerMeter};
+pub use gpu::{Gpu, PowerMeter, Sensors};
 pub use hip::HIP;
 pub use library::Report;
 pub use platform::Platform;

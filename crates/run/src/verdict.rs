@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::VERDICTS;
 use crate::flight::Flight;
+use crate::gpu_state::GpuState;
 use crate::now;
 
 /// Ops of a rank that a verdict has.
@@ -40,6 +41,9 @@ pub struct LastOps {
     pub since_s: f64,
     /// Its last ops with their steps, the oldest first.
     pub ops: Vec<(u64, String)>,
+    /// What its GPU said last, if it has one that tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuState>,
 }
 
 impl Verdict {
@@ -76,7 +80,7 @@ impl LastOps {
         let since_s = ops.last().map_or(0.0, |last| time - last.time as f64 / 1e6);
         let skipped = ops.len().saturating_sub(LAST_OPS);
         let ops = ops.into_iter().skip(skipped).map(|op| (op.step, op.op)).collect();
-        Some(LastOps { rank, place, since_s, ops })
+        Some(LastOps { rank, place, since_s, ops, gpu: GpuState::read(out, rank) })
     }
 
     /// What all ranks of a run did last, seen now. Whoever has begun no op for the longest time is first.
@@ -94,13 +98,18 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match (self.culprit, self.ranks.first()) {
             (None, _) => f.write_str("verdict: no single rank is the cause")?,
-            (Some(culprit), Some(LastOps { rank, place, since_s, ops })) if *rank == culprit => {
+            (Some(culprit), Some(LastOps { rank, place, since_s, ops, .. })) if *rank == culprit => {
                 write!(f, "verdict: rank {culprit} ({place}) is the cause")?;
                 if let Some((step, op)) = ops.last() {
                     write!(f, "; its last op began {since_s:.1} s ago: {op}, step {step}")?;
                 }
             }
             (Some(culprit), _) => write!(f, "verdict: rank {culprit} is the cause; it has recorded no op")?,
+        }
+        for LastOps { rank, gpu, .. } in &self.ranks {
+            if let Some(gpu) = gpu {
+                write!(f, "\n  GPU of rank {rank}: {gpu}")?;
+            }
         }
         for LastOps { rank, ops, .. } in &self.ranks {
             let ops: Vec<String> = ops.iter().map(|(step, op)| format!("{op} ({step})")).collect();
@@ -122,6 +131,8 @@ mod tests {
         for op in ["begin", "load micro-batch 0", "forward embedding, micro-batch 0", "a", "b", "c", "d"] {
             culprit.op(47, &op).expect("it is written");
         }
+        let gpu = GpuState { temperature_c: Some(91), xids: vec![79], ..GpuState::default() };
+        gpu.write(&out, 2).expect("it is written");
         let mut waits = FlightRecorder::create(&out, 0, "node1, cpu").expect("a folder");
         waits.op(47, &"wait for reduced layer.1 over dp").expect("it is written");
         let verdict = Verdict::new(&out, "rank 0 waits".to_owned(), Some(2), &[0, 2, 7]);
@@ -135,6 +146,7 @@ mod tests {
         assert_eq!(
             verdict.to_string(),
             "verdict: rank 2 (node1, cpu) is the cause; its last op began 0.0 s ago: d, step 47\n  \
+             GPU of rank 2: Xid 79, 91 °C\n  \
              last ops of rank 2 (and their steps): forward embedding, micro-batch 0 (47); a (47); b (47); c (47); d (47)\n  \
              last ops of rank 0 (and their steps): wait for reduced layer.1 over dp (47)"
         );

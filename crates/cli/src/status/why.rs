@@ -52,12 +52,13 @@ fn text(Why { verdicts, ranks, .. }: &Why) -> String {
     if !ranks.is_empty() {
         lines.push("the last op of every rank, the oldest first:".to_owned());
     }
-    for LastOps { rank, place, since_s, ops } in ranks.iter().take(SHOWN) {
+    for LastOps { rank, place, since_s, ops, gpu } in ranks.iter().take(SHOWN) {
         let op = ops.last().map_or_else(
             || "it has recorded no op".to_owned(),
             |(step, op)| format!("{since_s:.1} s ago: {op}, step {step}"),
         );
-        lines.push(format!("  rank {rank} ({place}), {op}"));
+        let gpu = gpu.as_ref().map_or_else(String::new, |gpu| format!("; {gpu}"));
+        lines.push(format!("  rank {rank} ({place}), {op}{gpu}"));
     }
     if ranks.len() > SHOWN {
         lines.push(format!("  and {} more; --json has all of them", ranks.len() - SHOWN));

@@ -13,10 +13,10 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError,
 use super::cublaslt::CublasLt;
 use super::nvml::NvmlDevice;
 use super::{libraries, nvrtc};
-use crate::PowerMeter;
 use crate::driver::{Driver, Event, Function, Graph, Grid, Module, Properties, Queue, SourceText};
 use crate::error::GpuError;
 use crate::products::ProductLibrary;
+use crate::{PowerMeter, Sensors};
 
 /// Shared memory that a block gets without opting in to more.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
@@ -45,6 +45,17 @@ impl CudaDriver {
         let properties = Properties { multiprocessors, shared_bytes, warp: WARP, mfma: false, capability };
         Ok(Arc::new(CudaDriver { context, properties }))
     }
+
+    /// NVML's view of the device.
+    fn nvml(&self) -> Option<NvmlDevice> {
+        let mut bus = [0 as c_char; 32];
+        // SAFETY: the buffer has room for the name, and its length is passed.
+        let status =
+            unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as i32, self.context.cu_device()) };
+        status.result().ok()?;
+        let bus: Vec<u8> = bus.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
+        NvmlDevice::new(&CString::new(bus).ok()?)
+    }
 }
 
 impl Driver for CudaDriver {
@@ -67,13 +78,11 @@ impl Driver for CudaDriver {
     }
 
     fn power_meter(&self) -> Option<Box<dyn PowerMeter>> {
-        let mut bus = [0 as c_char; 32];
-        // SAFETY: the buffer has room for the name, and its length is passed.
-        let status =
-            unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as i32, self.context.cu_device()) };
-        status.result().ok()?;
-        let bus: Vec<u8> = bus.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
-        Some(Box::new(NvmlDevice::new(&CString::new(bus).ok()?)?))
+        Some(Box::new(self.nvml()?))
+    }
+
+    fn sensors(&self) -> Option<Box<dyn Sensors>> {
+        Some(Box::new(self.nvml()?))
     }
 
     fn stream(&self, priority: Option<i32>) -> Result<Arc<dyn Queue>, GpuError> {

@@ -13,10 +13,10 @@ use super::hipblaslt::HipBlasLt;
 use super::hiprtc;
 use super::power::RocmSmiDevice;
 use super::rocblas::RocBlas;
-use crate::PowerMeter;
 use crate::driver::{Driver, Event, Function, Graph, Grid, Module, Properties, Queue, SourceText};
 use crate::error::GpuError;
 use crate::products::ProductLibrary;
+use crate::{PowerMeter, Sensors};
 
 /// The first release of ROCm with the numbers of hipBLASLt's interface that are used here.
 const HIPBLASLT_RELEASE: i32 = 6;
@@ -106,6 +106,10 @@ impl Driver for HipDriver {
 
     fn power_meter(&self) -> Option<Box<dyn PowerMeter>> {
         Some(Box::new(RocmSmiDevice::new(&self.bus().ok()?)?))
+    }
+
+    fn sensors(&self) -> Option<Box<dyn Sensors>> {
+        None
     }
 
     fn stream(&self, priority: Option<i32>) -> Result<Arc<dyn Queue>, GpuError> {
