@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from trials.recovery import Wrong, metrics, settings  # noqa: E402
+from trials.recovery import Wrong, blamed, metrics, settings, table  # noqa: E402
 
 HOSTS = 3
 PATIENCE_S = 200
@@ -34,9 +35,12 @@ VALUES = {
     "run.checkpoint_every": 20,
     "optimizer.warmup": 2,
 }
-CUT, BLINK, SLOW = "cut off, comes back after it was noticed", "cut off for 2 s", "slow: stopped for 2/3 of the time"
-
-FAULTS = (CUT, BLINK, SLOW)
+FAULTS = {
+    "node": "all processes of a host are killed",
+    "cut": "a host is cut off until it was noticed",
+    "blink": "a host is cut off for 2 s",
+    "slow": "a host is stopped for 2/3 of the time",
+}
 
 
 def is_rank(pid):
@@ -47,9 +51,21 @@ def is_rank(pid):
         return False
 
 
-def ranks_on(host):
+def processes_on(host):
     answer = subprocess.run(["host", "pids", str(host)], capture_output=True, text=True, check=True).stdout
-    return [int(pid) for pid in answer.split() if is_rank(pid)]
+    return [int(pid) for pid in answer.split()]
+
+
+def ranks_on(host):
+    return [pid for pid in processes_on(host) if is_rank(pid)]
+
+
+def kill(pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 def slow_down(host, over):
@@ -89,8 +105,9 @@ class Trial:
     def run(self, reference):
         self.wait("no step is trained", lambda: len(metrics(self.folder)) > 30)
         begun = time.monotonic()
-        noticed = None
-        if self.fault == SLOW:
+        seconds_since = lambda: time.monotonic() - begun  # noqa: E731
+        noticed = resumed = None
+        if self.fault == "slow":
             over = threading.Event()
             thread = threading.Thread(target=slow_down, args=(self.host, over))
             thread.start()
@@ -99,32 +116,41 @@ class Trial:
             finally:
                 over.set()
                 thread.join()
-            noticed = time.monotonic() - begun
-        else:
+            noticed = seconds_since()
+        elif self.fault == "blink":
             subprocess.run(["host", "cut", str(self.host)], check=True)
-            if self.fault == CUT:
-                self.wait("nothing is noticed", lambda: "error:" in self.stderr())
-                noticed = time.monotonic() - begun
-            else:
-                time.sleep(2)
+            time.sleep(2)
             subprocess.run(["host", "join", str(self.host)], check=True)
-        end = self.end - time.monotonic()
-        code = self.process.wait(timeout=max(end, 1))
+        else:
+            if self.fault == "cut":
+                subprocess.run(["host", "cut", str(self.host)], check=True)
+            else:
+                kill(processes_on(self.host))
+            self.wait("nothing is noticed", lambda: "error:" in self.stderr())
+            noticed = seconds_since()
+            subprocess.run(["host", "join", str(self.host)], check=True)
+            self.wait("the run does not go on", lambda: "restarted:" in self.stderr())
+            resumed = seconds_since()
+        try:
+            code = self.process.wait(timeout=max(self.end - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            raise Wrong(f"{self.fault}: the job does not end: {self.stderr()[-1500:]}") from None
         text = self.stderr()
         if code != 0 or metrics(self.folder) != reference:
             raise Wrong(f"{self.fault}: exit code {code}, or other losses than an undisturbed run: {text[-1500:]}")
-        named = {int(rank) for rank in re.findall(r"verdict: rank (\d+)", text)} | {int(rank) for rank in re.findall(r"rank (\d+)[^,]*? is a straggler", text)}
-        expected = set() if self.fault == BLINK else {self.host - 1}
-        if named != expected:
+        named = blamed(text) | {int(rank) for rank in re.findall(r"rank (\d+)[^,]*? is a straggler", text)}
+        expected = set() if self.fault == "blink" else {self.host - 1}
+        if not named <= expected:
             raise Wrong(f"{self.fault}: rank {self.host - 1} is the cause, and {sorted(named)} are named: {text[-1500:]}")
-        if self.fault == BLINK and "restart" in text:
+        if self.fault in ("blink", "slow") and "restart" in text:
             raise Wrong(f"{self.fault}: the run was started again: {text[-1500:]}")
-        return noticed
+        if self.fault == "cut" and noticed > 10:
+            raise Wrong(f"{self.fault}: noticed after {noticed:.1f} s")
+        return {"fault": FAULTS[self.fault], "noticed": noticed, "resumed": resumed, "named": named == expected if expected else None}
 
     def stop(self):
         for host in range(1, HOSTS + 1):
-            for pid in ranks_on(host):
-                os.kill(pid, signal.SIGKILL)
+            kill(ranks_on(host))
         self.process.kill()
         self.process.wait()
         subprocess.run(["host", "join", str(self.host)], check=True)
@@ -134,33 +160,36 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--kintsugi", required=True)
     parser.add_argument("--work", required=True)
-    parser.add_argument("--trials", type=int, default=2)
+    parser.add_argument("--undisturbed", help="the folder of the undisturbed run, which may exist")
+    parser.add_argument("--trials", type=int, default=2, help="of each fault")
+    parser.add_argument("--fault", choices=FAULTS, help="this one only, once")
+    parser.add_argument("--host", type=int, default=2)
+    parser.add_argument("--rows", help="a file for a line of JSON for every trial")
     arguments = parser.parse_args()
-    undisturbed = os.path.join(arguments.work, "undisturbed")
-    os.makedirs(undisturbed)
-    subprocess.run([arguments.kintsugi, "train", *settings(VALUES)], cwd=undisturbed, check=True, capture_output=True)
-    reference, failed, results = metrics(undisturbed), 0, {}
-    for number in range(arguments.trials):
-        for fault in FAULTS:
-            # Host 1 has the launcher.
-            host = 2 + number % (HOSTS - 1)
-            trial = Trial(arguments.kintsugi, os.path.join(arguments.work, f"{number}-{FAULTS.index(fault)}"), fault, host)
-            try:
-                noticed = trial.run(reference)
-                if noticed is not None and noticed > 10 and fault == CUT:
-                    raise Wrong(f"{fault}: noticed after {noticed:.1f} s")
-                results.setdefault(fault, []).append(noticed)
-                print(f"host {host} {fault}: noticed after {noticed and round(noticed, 1)} s", flush=True)
-            except Wrong as wrong:
-                failed += 1
-                print(wrong, flush=True)
-            finally:
-                trial.stop()
-    for fault, times in results.items():
-        known = sorted(time for time in times if time is not None)
-        shown = ", ".join(f"{time:.1f}" for time in known) or "nobody is named"
-        print(f"{fault:44} {len(times):3} trials   noticed, s: {shown}")
-    print(f"{failed} trials failed")
+    undisturbed = arguments.undisturbed or os.path.join(arguments.work, "undisturbed")
+    if not os.path.exists(undisturbed):
+        os.makedirs(undisturbed)
+        subprocess.run([arguments.kintsugi, "train", *settings(VALUES)], cwd=undisturbed, check=True, capture_output=True)
+    # Host 1 has the launcher.
+    every = [(fault, 2 + number % (HOSTS - 1)) for number in range(arguments.trials) for fault in FAULTS]
+    reference, failed, results = metrics(undisturbed), 0, defaultdict(list)
+    for number, (fault, host) in enumerate([(arguments.fault, arguments.host)] if arguments.fault else every):
+        trial = Trial(arguments.kintsugi, os.path.join(arguments.work, f"host-{number}"), fault, host)
+        try:
+            row = trial.run(reference)
+            results[row["fault"]].append(row)
+            print(f"host {host}: {row}", flush=True)
+        except Wrong as wrong:
+            failed += 1
+            print(wrong, flush=True)
+        finally:
+            trial.stop()
+    if arguments.rows:
+        with open(arguments.rows, "w") as file:
+            file.writelines(json.dumps(row) + "\n" for rows in results.values() for row in rows)
+    else:
+        table(results)
+        print(f"{failed} trials failed")
     return 1 if failed else 0
 
 

@@ -2,7 +2,6 @@
 """Real faults in runs of `launch --restarts`: see scripts/check-recovery."""
 
 import argparse
-import glob
 import json
 import os
 import random
@@ -16,12 +15,13 @@ import time
 from collections import defaultdict
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SCRIPTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, SCRIPTS)
 
-from trials.stalls import LAUNCHERS, has_thread, processes  # noqa: E402
+from trials.faults import STEPS, Agent, Disk, Flip, Signal, Strangers, last_op  # noqa: E402
+from trials.stalls import LAUNCHERS, processes  # noqa: E402
 
-PATIENCE_S = 240
-STEPS = 400
+PATIENCE_S = 120
 LAYOUTS = (
     {"parallel.tp": 1, "parallel.pp": 1, "parallel.dp": 3, "sharding.zero": 3},
     {"parallel.tp": 1, "parallel.pp": 2, "parallel.dp": 2, "sharding.zero": 1},
@@ -49,16 +49,10 @@ TINY = {
     "run.checkpoint_every": 20,
     "optimizer.warmup": 2,
 }
-# A fault comes when the flight recorder of its rank shows an op that begins like this.
-OPS = {
-    "load": ("load",),
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "collective": ("wait for reduced", "wait for gathered", "wait for refreshed", "wait for the norm"),
-    "message": ("wait for received", "wait for sent"),
-    "optimizer": ("measure", "clip", "step"),
-}
-WHEN = ("start", *OPS, "checkpoint", "rollback", "end", "agent")
+# How often each is drawn.
+FAULTS = {Signal: 11, Agent: 2, Disk: 1, Flip: 2, Strangers: 1}
+# Faults of hosts, which scripts/trials/hosts.py knows by these words.
+HOST_FAULTS = ("node", "cut", "blink", "slow")
 
 
 def prepare(kintsugi, folder):
@@ -72,16 +66,6 @@ def prepare(kintsugi, folder):
 
 class Wrong(Exception):
     """Something that must not happen."""
-
-
-def last_op(folder, rank):
-    try:
-        with open(os.path.join(folder, "out", "flight", f"rank-{rank:05}")) as file:
-            lines = [line.split(" ", 2) for line in file.read().splitlines()[1:]]
-    except OSError:
-        return 0, ""
-    _, step, op = max(((int(time), int(step), op) for time, step, op in (line for line in lines if len(line) == 3)), default=(0, 0, ""))
-    return step, op
 
 
 def metrics(folder):
@@ -101,66 +85,48 @@ def settings(values):
     return [word for key, value in values.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
-def agent_of(launcher):
-    """The agent that a process has started."""
-    for path in glob.glob("/proc/[0-9]*"):
-        try:
-            with open(f"{path}/cmdline", "rb") as file:
-                is_agent = file.read().endswith(b"\0agent\0")
-            with open(f"{path}/stat") as file:
-                parent = int(file.read().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        if is_agent and parent == launcher:
-            return int(path.split("/")[2])
-    return None
-
-
-def is_due(folder, victim, pid, when):
-    if when == "start":
-        return has_thread(pid, "heartbeat")
-    if when == "end":
-        return len(metrics(folder)) == STEPS
-    if len(metrics(folder)) < 30:
-        return False
-    if when == "rollback":
-        return os.path.exists(os.path.join(folder, "out", "rollbacks.jsonl"))
-    if when == "checkpoint":
-        return bool(glob.glob(os.path.join(folder, "out", "checkpoints", "*.partial")))
-    return when == "agent" or last_op(folder, victim)[1].startswith(OPS[when])
+def blamed(text):
+    """All ranks that verdicts name; before the first step, those of errors."""
+    found = re.findall(r"verdict: rank (\d+)", text)
+    errors = "\n".join(line for line in text.splitlines() if "error: " in line)
+    found = found or re.findall(r"rank (\d+) on \S+?, (?:whose process has sent nothing|which waits for no other rank)", errors)
+    return {int(rank) for rank in found}
 
 
 class Trial:
-    def __init__(self, kintsugi, folder, random, references, layouts):
-        self.kintsugi, self.folder, self.random, self.references, self.layouts = kintsugi, folder, random, references, layouts
+    """A run of three or four ranks, and a fault."""
 
-    def reference(self, index):
+    def __init__(self, kintsugi, folder, random, references, layouts):
+        self.kintsugi, self.folder, self.references = kintsugi, folder, references
+        kind = random.choices(list(FAULTS), FAULTS.values())[0]
+        layout = {"parallel.tp": 1, "parallel.pp": 1, "parallel.dp": 3} if kind is Flip else random.choice(layouts)
+        self.fault = kind(random, {**TINY, **layout})
+        self.fault.kintsugi = kintsugi
+        self.values = {**TINY, **layout, **self.fault.settings}
+        self.ranks = self.values["parallel.tp"] * self.values["parallel.pp"] * self.values["parallel.dp"]
+        self.victim, self.launcher = random.randrange(self.ranks), random.choice(LAUNCHERS)
+
+    def reference(self):
         """The losses of an undisturbed run of threads."""
-        if index not in self.references:
+        key = json.dumps({key: value for key, value in self.values.items() if key != "run.communication_timeout"})
+        if key not in self.references:
             folder = f"{self.folder}-reference"
             os.makedirs(folder)
-            subprocess.run([self.kintsugi, "train", *settings({**TINY, **self.layouts[index]})], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S)
-            self.references[index] = metrics(folder)
-        return self.references[index]
+            subprocess.run([self.kintsugi, "train", *settings(self.values)], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S)
+            self.references[key] = metrics(folder)
+            shutil.rmtree(folder)
+        return self.references[key]
 
     def run(self):
-        index = self.random.randrange(len(self.layouts))
-        values = {**TINY, **self.layouts[index]}
-        possible = {"message": values["parallel.pp"] > 1, "rollback": "run.on_spike" in values}
-        when = self.random.choice([when for when in WHEN if possible.get(when, True)])
-        how = "KILL" if when in ("end", "agent") else self.random.choice(("KILL", "STOP"))
-        if when == "start" and how == "STOP":
-            # Before the first step a stopped process is noticed after run.communication_timeout.
-            values["run.communication_timeout"] = 8
-        reference = self.reference(index)
-        ranks = values["parallel.tp"] * values["parallel.pp"] * values["parallel.dp"]
-        victim, launcher = self.random.randrange(ranks), self.random.choice(LAUNCHERS)
+        reference = self.reference()
         os.makedirs(self.folder)
-        launch = ["launch", "--mpirun", launcher, "--ranks", str(ranks), "--restarts", "1", "train", *settings(values)]
-        with open(os.path.join(self.folder, "stderr"), "w") as errors:
-            process = subprocess.Popen([self.kintsugi, *launch], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=errors)
+        self.fault.prepare(self.folder)
+        launch = ["launch", "--mpirun", self.launcher, "--ranks", str(self.ranks), "--restarts", "1", "train", *settings(self.values)]
+        with open(os.path.join(self.folder, "output"), "w") as output:
+            process = subprocess.Popen([self.kintsugi, *launch], cwd=self.folder, stdout=output, stderr=output)
         try:
-            return self.watch(process, victim, when, how, reference, launcher)
+            times = self.watch(process)
+            return None if times is None else self.judge(process.returncode, reference, times)
         finally:
             for pid in [process.pid, *processes(self.folder).values()]:
                 try:
@@ -168,78 +134,103 @@ class Trial:
                 except ProcessLookupError:
                     pass
             process.wait()
+            self.fault.end(self.folder)
 
-    def watch(self, process, victim, when, how, reference, launcher):
+    def watch(self, process):
+        """The times from the fault until it was noticed and until the first step after it; None if it came too late."""
         end = time.monotonic() + PATIENCE_S
         pid = None
         while process.poll() is None:
-            pid = pid or processes(self.folder).get(victim)
-            if pid is not None and is_due(self.folder, victim, pid, when):
+            pid = pid or processes(self.folder).get(self.victim)
+            if pid is not None and self.fault.is_due(self.folder, self.victim, pid):
                 break
-            if time.monotonic() > end:
-                raise Wrong("the job does not come so far")
-        if process.poll() is not None:
-            return None
-        fault = time.monotonic()
+            self.check_time(end, "the fault does not come")
+            time.sleep(0.001 if pid else 0.02)
+        begun, times, came = time.monotonic(), {}, process.poll() is None
         try:
-            os.kill(agent_of(process.pid) if when == "agent" else pid, getattr(signal, f"SIG{how}"))
+            if came:
+                self.fault.inject(self.folder, self.victim, pid, process.pid)
         except ProcessLookupError:
-            process.wait()
-            return None
-        noticed = resumed = None
+            came = False
         while process.poll() is None:
-            text = self.stderr()
-            if noticed is None and ("error:" in text or "warning: the agent" in text):
-                noticed = time.monotonic() - fault
-            if resumed is None and "restarted:" in text:
-                resumed = time.monotonic() - fault
-            if time.monotonic() > end:
-                raise Wrong(f"{how} in {when}: the job does not end: {text[-600:]}")
+            text = self.output()
+            if "noticed" not in times and self.fault.noticed(text):
+                times["noticed"] = time.monotonic() - begun
+                self.fault.when_noticed()
+            if "resumed" not in times and "restarted:" in text:
+                times["resumed"] = time.monotonic() - begun
+            self.check_time(end, "the job does not end")
             time.sleep(0.01)
-        text, code = self.stderr(), process.returncode
-        if noticed is None and "restart 1" not in text:
-            # It had finished what it was stopped for.
-            return None
-        what = f"SIG{how} of rank {victim} at {when} under {launcher}"
-        if when == "agent":
-            if code != 0 or "restart 1" in text or metrics(self.folder) != reference or self.blamed(text) is not None:
-                raise Wrong(f"{what}: exit code {code}, or other losses: {text[-1500:]}")
-            return {"fault": "SIGKILL, agent", "noticed": noticed, "resumed": resumed, "named": True}
-        if when == "end" and code == 1 and os.path.exists(os.path.join(self.folder, "out", "summary.json")):
+        # A rank that was stopped may have had nothing left to do, and a wrong weight may have been overwritten.
+        return times if came and (times or not self.fault.restarts) else None
+
+    def check_time(self, end, what):
+        if time.monotonic() > end:
+            states = [f"rank {rank} in {last_op(self.folder, rank)}: {state(pid)}" for rank, pid in sorted(processes(self.folder).items())]
+            raise Wrong(f"{self}: {what}: {'; '.join(states)}: {self.output()[-1500:]}")
+
+    def __str__(self):
+        return f"{self.fault.name}, rank {self.victim} of {self.ranks}, {self.launcher}"
+
+    def judge(self, code, reference, times):
+        text = self.output()
+        named = blamed(text)
+        if not named <= ({self.victim} if self.fault.has_culprit else set()):
+            raise Wrong(f"{self}: rank {named} is blamed: {text[-1500:]}")
+        if code == 1 and os.path.exists(os.path.join(self.folder, "out", "summary.json")) and getattr(self.fault, "when", "") == "end":
             # The run has its results, so it is not started again, but its failure is explained.
             code = 0
         if code != 0:
-            raise Wrong(f"{what}: exit code {code}: {text[-1500:]}")
+            raise Wrong(f"{self}: exit code {code}: {text[-1500:]}")
+        if not self.fault.restarts and "restart 1" in text:
+            raise Wrong(f"{self}: the ranks were started again: {text[-1500:]}")
         if metrics(self.folder) != reference:
-            raise Wrong(f"{what}: other losses than an undisturbed run")
-        blamed = self.blamed(text)
-        if blamed not in (victim, None):
-            raise Wrong(f"{what}: rank {blamed} is blamed: {text[-1500:]}")
-        return {"fault": f"SIG{how}, {when}", "noticed": noticed, "resumed": resumed, "named": blamed == victim}
+            raise Wrong(f"{self}: other losses than an undisturbed run")
+        return {"fault": self.fault.name, **times, "named": self.victim in named if self.fault.has_culprit else None}
 
-    def stderr(self):
-        with open(os.path.join(self.folder, "stderr"), errors="replace") as file:
+    def output(self):
+        with open(os.path.join(self.folder, "output"), errors="replace") as file:
             return file.read()
 
-    def blamed(self, text):
-        """The culprit of the verdict; before the first step, of the message."""
-        found = re.search(r"verdict: rank (\d+)", text)
-        found = found or re.search(r"rank (\d+) on \S+?, (?:whose process has sent nothing|which waits for no other rank)", text)
-        found = found or re.search(r"error: rank (\d+) on \S+ failed: its process has", text)
-        return int(found[1]) if found else None
+
+def state(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/wchan") as channel:
+            return f"{stat.read().rsplit(') ', 1)[1][0]} {channel.read()}"
+    except OSError:
+        return "gone"
+
+
+def on_hosts(kintsugi, folder, random, undisturbed):
+    """A fault of a host, which is a network namespace."""
+    fault, host = random.choice(HOST_FAULTS), random.choice((2, 3))
+    os.makedirs(folder)
+    rows = os.path.join(folder, "rows")
+    trial = [os.path.join(SCRIPTS, "trials", "hosts.py"), "--kintsugi", kintsugi, "--work", folder, "--undisturbed", undisturbed]
+    only = ["--fault", fault, "--host", str(host), "--rows", rows]
+    inside = [os.path.join(SCRIPTS, "several-hosts"), os.path.join(folder, "network"), "3", sys.executable, *trial, *only]
+    try:
+        ran = subprocess.run(inside, capture_output=True, text=True, timeout=2 * PATIENCE_S)
+    except subprocess.TimeoutExpired as expired:
+        raise Wrong(f"host {host}: {fault}: it does not end: {expired.stdout}") from None
+    if ran.returncode != 0:
+        raise Wrong(f"host {host}: {fault}: {ran.stdout[-1500:]}{ran.stderr[-500:]}")
+    with open(rows) as file:
+        return json.loads(file.readline())
 
 
 def table(results):
-    print(f"\n{'fault':24} {'trials':>6} {'noticed s, median':>18} {'most':>6} {'first step s, median':>21} {'most':>6} {'named':>6}")
+    print(f"\n{'fault':48} {'trials':>6} {'noticed s, median':>18} {'most':>6} {'first step s, median':>21} {'most':>6} {'named':>6}")
     for fault in sorted(results):
         rows = results[fault]
 
         def figures(key):
-            values = sorted(row[key] for row in rows if row[key] is not None)
+            values = sorted(row[key] for row in rows if row.get(key) is not None)
             return (f"{values[len(values) // 2]:.1f}", f"{values[-1]:.1f}") if values else ("", "")
 
-        named = sum(row["named"] for row in rows)
-        print(f"{fault:24} {len(rows):6} {figures('noticed')[0]:>18} {figures('noticed')[1]:>6} {figures('resumed')[0]:>21} {figures('resumed')[1]:>6} {named:6}")
+        named = [row["named"] for row in rows if row["named"] is not None]
+        count = f"{sum(named)}" if named else ""
+        print(f"{fault:48} {len(rows):6} {figures('noticed')[0]:>18} {figures('noticed')[1]:>6} {figures('resumed')[0]:>21} {figures('resumed')[1]:>6} {count:>6}")
 
 
 def main():
@@ -247,32 +238,37 @@ def main():
     parser.add_argument("--kintsugi", required=True)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trial", type=int, help="this one only")
     arguments = parser.parse_args()
     work = tempfile.mkdtemp(prefix="kintsugi-recovery-")
     kintsugi = os.path.abspath(arguments.kintsugi)
     layouts = (*LAYOUTS, {**SPIKES, "data.source": prepare(kintsugi, work)})
     results, failed, references = defaultdict(list), 0, {}
-    for number in range(arguments.trials):
-        trial = Trial(kintsugi, os.path.join(work, str(number)), random.Random(f"{arguments.seed}/{number}"), references, layouts)
+    for number in range(arguments.trials) if arguments.trial is None else [arguments.trial]:
+        draw, folder = random.Random(f"{arguments.seed}/{number}"), os.path.join(work, str(number))
+        begun = time.monotonic()
         try:
-            row = trial.run()
+            # Every fifth.
+            if draw.randrange(5) == 0:
+                row = on_hosts(kintsugi, folder, draw, os.path.join(work, "hosts-undisturbed"))
+            else:
+                row = Trial(kintsugi, folder, draw, references, layouts).run()
         except Wrong as wrong:
             failed += 1
-            print(f"trial {number}: {wrong}\n  its files are in {trial.folder}", flush=True)
+            print(f"trial {number}: {wrong}\n  its files are in {folder}", flush=True)
             continue
-        if row is None:
-            print(f"trial {number}: the job ended before the fault", flush=True)
-        else:
-            print(f"trial {number}: {row}", flush=True)
+        seconds = time.monotonic() - begun
+        print(f"trial {number}, {seconds:.0f} s: {row or 'the job ended before the fault'}", flush=True)
+        if row is not None:
             results[row["fault"]].append(row)
-        shutil.rmtree(trial.folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     table(results)
-    count = sum(len(rows) for rows in results.values())
-    named = sum(row["named"] for rows in results.values() for row in rows)
-    print(f"\n{count} faults, {named} with the right culprit, none with another; {failed} trials failed")
+    rows = [row for rows in results.values() for row in rows]
+    with_culprit = [row["named"] for row in rows if row["named"] is not None]
+    print(f"\n{len(rows)} faults; of {len(with_culprit)} with a culprit {sum(with_culprit)} were named, and no other rank; {failed} trials failed")
     if not failed:
         shutil.rmtree(work, ignore_errors=True)
-    return 1 if failed or count == 0 else 0
+    return 1 if failed or not rows else 0
 
 
 if __name__ == "__main__":
