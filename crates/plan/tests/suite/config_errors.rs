@@ -217,7 +217,11 @@ const SETS: &[&[&str]] = &[
     &["run.replicate_every=5"],
     &["run.replicate_every=5", "cluster.per_node=8"],
     &["run.replicate_every=5", "cluster.per_node=3"],
-    &["run.replicate_every=5", "cluster.per_node=4", "optimizer.groups=[{ parameters = \"head.*\", frozen = true }]"],
+    &[
+        "run.replicate_every=5",
+        "cluster.per_node=4",
+        "optimizer.groups=[{ parameters = \"head.*\", frozen = true }]",
+    ],
     &["run.spike_limit=0"],
     &["run.spike_batches=0"],
     &["run.communication_timeout=0"],
