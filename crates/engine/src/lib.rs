@@ -9,6 +9,7 @@ mod generate;
 mod gpu_health;
 mod gpu_monitor;
 mod job;
+mod loop_state;
 mod op_watch;
 mod pending_step;
 mod rank_trainer;

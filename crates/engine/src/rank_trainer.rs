@@ -10,39 +10,36 @@
 //! them, it asks all ranks to stop in that earlier step. The ranks agree to stop, as they do after a signal, and save a
 //! checkpoint.
 
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
-use kintsugi_checkpoint::{Checkpoint, CheckpointError, CheckpointSaver, RunProgress, SpikeRecord};
-use kintsugi_comm::{RankFailure, Traffic, TransferObserver};
-use kintsugi_data::{DataError, Dataset, Split};
-use kintsugi_plan::{DeviceKind, OnSpike, Plan, Program};
-use kintsugi_rank::{NonFinite, RankMemory, StepResult};
+use kintsugi_checkpoint::{Checkpoint, CheckpointSaver, RunProgress};
+use kintsugi_comm::{RankFailure, TransferObserver};
+use kintsugi_data::{Dataset, Split};
+use kintsugi_plan::{DeviceKind, Plan, Program};
+use kintsugi_rank::{RankMemory, StepResult};
 use kintsugi_run::{Rollback, Spike};
 use kintsugi_spec::Cause;
 use kintsugi_spec::work::Pause;
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Notice, ReplayOutcome};
-use serde::{Deserialize, Serialize};
 
 use crate::checksums::{ChecksumBoard, CorruptionCheck};
 use crate::evaluate::Evaluation;
 use crate::gpu_monitor::GpuMonitor;
+use crate::loop_state::{EarlyEnd, FoundSpike, LoopState};
 use crate::op_watch::OpWatch;
 use crate::pending_step::{FinishedStep, PendingStep, StepSpan};
 use crate::replication::Replication;
-use crate::report::{History, RankResult, set_validation, step_report};
+use crate::report::{RankResult, set_validation, step_report};
 use crate::reported::Reported;
 use crate::rollback::{RollbackBoard, find_checkpoint};
 use crate::skipping::WithoutSkipped;
 use crate::source::{BatchReader, ReadAhead, StepTokens};
-use crate::spikes::SpikeDetector;
 use crate::stragglers::{ComputeTime, Stragglers, WaitClock};
-use crate::trace::MeasuredSpan;
 use crate::trace::Timer;
 use crate::validation_batches::ValidationDataset;
 use crate::{Event, RankError, Start, StepReport, TrainOptions, Worker};
@@ -64,84 +61,6 @@ pub(crate) struct RankTrainer<'a> {
     pub events: Option<&'a Sender<Event>>,
 }
 
-/// The state of a rank's training loop.
-struct LoopState {
-    watch: OpWatch,
-    /// How long this rank computes in a step. `None` if that is not measured.
-    computing: Option<ComputeTime>,
-    /// In rank 0, if ranks are compared.
-    stragglers: Option<Stragglers>,
-    history: History,
-    /// Steps that the device replayed from a captured graph.
-    replayed: u64,
-    /// Consecutive skipped steps, up to the last finished step.
-    skipped_in_a_row: u64,
-    /// Whether a checkpoint is still to be saved because its step was skipped.
-    save_due: bool,
-    /// The step of the last checkpoint, if no step has succeeded since then.
-    unconfirmed_save: Option<u64>,
-    /// The step of the last checkpoint that a good step has followed.
-    last_good_save: Option<u64>,
-    /// Checkpoints of this run, also those that could not be written.
-    saves: u64,
-    spikes: SpikeDetector,
-    /// A spike that the run must go back for.
-    spike: Option<FoundSpike>,
-    /// How often this run went back. [`SpikeRecord`] also counts earlier runs.
-    rollbacks: usize,
-    /// Bytes sent in the first step of this run.
-    traffic: Option<Traffic>,
-    /// The copying of states, if they are copied.
-    replication: Option<Replication>,
-    spans: Vec<MeasuredSpan>,
-    /// Why the tokens of the next step could not be read, if they could not.
-    data_error: Option<DataError>,
-    stop_agreed: bool,
-    /// Why the run ends before its last step, if it does.
-    early_end: Option<EarlyEnd>,
-    /// If the run gave up: the values of this rank that are not finite.
-    non_finite: Option<NonFinite>,
-}
-
-/// Why a run ends before its last step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum EarlyEnd {
-    /// It was asked to stop, or a rank cannot read its tokens.
-    Stopped,
-    /// Too many steps in a row were skipped.
-    GaveUp,
-    /// A step was a spike, and the run may not go back again.
-    Spike(Spike),
-}
-
-/// A spike that the run goes back for.
-struct FoundSpike {
-    /// From 1.
-    step: u64,
-    /// The global batch that it read.
-    batch: u64,
-    spike: Spike,
-}
-
-impl FoundSpike {
-    /// The samples that are skipped if the run continues from `start`. Until now it has skipped those in `record`.
-    fn samples(
-        &self,
-        start: &Start,
-        record: &SpikeRecord,
-        plan: &Plan,
-    ) -> Result<Range<u64>, CheckpointError> {
-        let batches = match self.spike {
-            Spike::Loss(_) | Spike::GradNorm(_) => plan.run.spike_batches,
-            Spike::NotFinite { steps } => steps,
-        };
-        let end = self.batch + 1;
-        let first = end.saturating_sub(batches).max(start.batches_consumed(plan)?);
-        let global = plan.batch.global as u64;
-        Ok(record.skipped.indices(first * global..end * global))
-    }
-}
-
 impl RankTrainer<'_> {
     /// Trains a rank to the last step or an early end.
     pub fn train(&self, worker: &mut Worker) -> Result<RankResult, RankError> {
@@ -155,7 +74,7 @@ impl RankTrainer<'_> {
         if plan.run.eval_every > 0 {
             evaluation.load(plan)?;
         }
-        let mut state = LoopState::new(self, worker);
+        let mut state = LoopState::new(plan, options, self.op_watch(worker));
         self.observe_waits(worker, &mut state);
         let copies = options.copies.as_ref();
         state.replication = copies.map(|folder| Replication::new(folder, worker, plan));
@@ -389,7 +308,7 @@ impl RankTrainer<'_> {
         let finished = FinishedStep { step, batch, seconds, joules, host_waits, result };
         let mut report = step_report(self.plan, &finished);
         if let Some(stragglers) = &mut state.stragglers {
-            report.stragglers = stragglers.after_step(report.step, &*worker.world);
+            report.stragglers = stragglers.after_step(&*worker.world);
         }
         state.skipped_in_a_row = finished.result.control(control::SKIPPED_IN_A_ROW) as u64;
         state.stop_agreed = finished.result.stop_agreed();
@@ -583,68 +502,5 @@ impl RankTrainer<'_> {
             validation_loss: history.last_validation_loss(),
             spikes: state.spikes.record.clone(),
         }
-    }
-}
-
-impl LoopState {
-    /// The state before the first step of this run.
-    fn new(trainer: &RankTrainer, worker: &Worker) -> Self {
-        let (options, run) = (trainer.options, &trainer.plan.run);
-        let before = options.start.progress();
-        let mut record = before.spikes.clone();
-        record.skipped.add_all(&options.skipped);
-        LoopState {
-            watch: trainer.op_watch(worker),
-            computing: None,
-            stragglers: None,
-            history: History::new(&before),
-            replayed: 0,
-            skipped_in_a_row: 0,
-            save_due: false,
-            unconfirmed_save: None,
-            last_good_save: None,
-            saves: 0,
-            spikes: SpikeDetector::new(run, record),
-            spike: None,
-            rollbacks: 0,
-            traffic: None,
-            replication: None,
-            spans: Vec::new(),
-            data_error: None,
-            stop_agreed: false,
-            early_end: None,
-            non_finite: None,
-        }
-    }
-
-    /// Whether the run goes back to a checkpoint at the next spike.
-    fn may_go_back(&self, plan: &Plan) -> bool {
-        plan.run.on_spike == OnSpike::Rollback && self.spikes.record.rollbacks < plan.run.max_rollbacks
-    }
-
-    /// The spike that the run goes back for. If it may not, it ends.
-    fn take_spike(&mut self, plan: &Plan) -> Option<FoundSpike> {
-        let spike = self.spike.take();
-        if !self.may_go_back(plan) {
-            self.early_end = spike.map(|spike| EarlyEnd::Spike(spike.spike));
-            return None;
-        }
-        spike
-    }
-
-    /// The state after the run went back to `start`.
-    fn go_back(&mut self, spike: &FoundSpike, start: &Start, plan: &Plan) -> Result<(), CheckpointError> {
-        let before = start.progress();
-        let record = &mut self.spikes.record;
-        record.skipped.add(spike.samples(start, record, plan)?);
-        record.rollbacks += 1;
-        record.losses.clone_from(&before.spikes.losses);
-        record.norms.clone_from(&before.spikes.norms);
-        self.history.go_back(&before);
-        self.rollbacks += 1;
-        self.skipped_in_a_row = 0;
-        self.save_due = false;
-        self.unconfirmed_save = None;
-        Ok(())
     }
 }

@@ -13,8 +13,8 @@ use kintsugi_tensor::ops::control;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Losses;
+use crate::loop_state::EarlyEnd;
 use crate::pending_step::FinishedStep;
-use crate::rank_trainer::EarlyEnd;
 use crate::replication::MeasuredCopies;
 use crate::{MeasuredSpan, SaveStatistics, TrainError};
 

@@ -81,7 +81,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 pub(crate) struct Stragglers {
     /// The stage of every rank.
     stages: Vec<usize>,
-    /// The step and the time at which a rank became slow.
+    /// For how many steps a rank has been slow, and since when. Steps that run again after a rollback count again.
     slow: Vec<Option<(u64, Instant)>>,
 }
 
@@ -93,15 +93,15 @@ impl Stragglers {
     }
 
     /// The stragglers after a step, by the last times of all ranks.
-    pub fn after_step(&mut self, step: u64, world: &dyn World) -> Vec<Straggler> {
-        let mut found = self.look(step, Instant::now(), &world.compute_times());
+    pub fn after_step(&mut self, world: &dyn World) -> Vec<Straggler> {
+        let mut found = self.look(Instant::now(), &world.compute_times());
         for straggler in &mut found {
             straggler.host = world.host_of(straggler.rank);
         }
         found
     }
 
-    fn look(&mut self, step: u64, now: Instant, times: &[Duration]) -> Vec<Straggler> {
+    fn look(&mut self, now: Instant, times: &[Duration]) -> Vec<Straggler> {
         let mut found = Vec::new();
         for (rank, &time) in times.iter().enumerate().take(self.stages.len()) {
             let stage = self.stages[rank];
@@ -111,8 +111,9 @@ impl Stragglers {
                 self.slow[rank] = None;
                 continue;
             }
-            let (first, since) = *self.slow[rank].get_or_insert((step, now));
-            if step - first >= STEPS && now.saturating_duration_since(since) >= SUSTAINED {
+            let (steps, since) = self.slow[rank].get_or_insert((0, now));
+            *steps += 1;
+            if *steps > STEPS && now.saturating_duration_since(*since) >= SUSTAINED {
                 let (compute_s, median_s) = (time.as_secs_f64(), median.as_secs_f64());
                 found.push(Straggler { rank, host: None, compute_s, median_s });
             }
@@ -146,16 +147,16 @@ mod tests {
         let begun = Instant::now();
         let at = |step: u64| begun + 600 * step as u32 * MS;
         let named: Vec<Vec<usize>> = (1..=12)
-            .map(|step| stragglers.look(step, at(step), &times).iter().map(|found| found.rank).collect())
+            .map(|step| stragglers.look(at(step), &times).iter().map(|found| found.rank).collect())
             .collect();
         assert!(named[..10].iter().all(Vec::is_empty), "{named:?}");
         assert_eq!(named[10..], [[slow], [slow]]);
         let mut recovered = times.clone();
         recovered[slow] = 220 * MS;
-        assert_eq!(stragglers.look(13, at(13), &recovered), []);
-        assert_eq!(stragglers.look(14, at(14), &times), [], "it counts from the beginning");
+        assert_eq!(stragglers.look(at(13), &recovered), []);
+        assert_eq!(stragglers.look(at(14), &times), [], "it counts from the beginning");
         // Ranks that have told nothing are not compared.
-        assert_eq!(stragglers.look(40, at(40), &[Duration::ZERO; 6]), []);
+        assert_eq!(stragglers.look(at(40), &[Duration::ZERO; 6]), []);
     }
 
     #[test]
