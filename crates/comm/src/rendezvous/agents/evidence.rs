@@ -236,8 +236,13 @@ impl Evidence {
             None => "its process has ended".to_owned(),
         };
         let is_rival = |other: &&FailedEnd| {
-            let then = other.at.max(end.at) - other.at.min(end.at) < SAME_TIME;
-            then && other.host != end.host && other.how.may_be_cause_beside(end.how)
+            // Deaths of one report have no known order: a launcher may kill the others before the connection of the first one closes.
+            let then = if other.host == end.host {
+                other.at == end.at && other.rank != end.rank
+            } else {
+                other.at.max(end.at) - other.at.min(end.at) < SAME_TIME
+            };
+            then && other.how.may_be_cause_beside(end.how)
         };
         if let Some(rival) = self.failures.iter().find(is_rival) {
             let reason =
@@ -327,7 +332,7 @@ mod tests {
     fn the_first_rank_that_dies_is_the_cause_and_not_those_that_the_launcher_ends() {
         let mut attempt = Attempt::new();
         attempt.add(SECOND, RankEvent::Died { rank: 1, signal: Some(9) });
-        attempt.add(SECOND, died(0));
+        attempt.add(SECOND + MS, died(0));
         attempt.add(SECOND + 10 * MS, because_of_others(3));
         attempt.add(SECOND + 80 * MS, died(2));
         let expected = "rank 1 on n0 failed: signal 9 ended its process".to_owned();
@@ -390,6 +395,14 @@ mod tests {
             "rank 1 on n0 failed: its process has ended, at the same time as that of rank 2 on n1".to_owned();
         assert_eq!(attempt.failure(2 * SECOND), Some((None, expected)));
         assert!(!attempt.evidence.knows_all_ends(), "ranks 0 and 3 are there");
+    }
+
+    #[test]
+    fn of_ranks_that_are_dying_in_one_report_none_is_accused() {
+        let mut attempt = Attempt::new();
+        let both = ReportKind::Events(vec![signalled(1, 9), signalled(0, 9)]);
+        attempt.report(SECOND, 0, both);
+        assert_eq!(attempt.failure(2 * SECOND).expect("it has failed").0, None);
     }
 
     #[test]
