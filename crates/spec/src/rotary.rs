@@ -43,7 +43,7 @@ spec_table! {
         /// 1e-3 to 1e3: rotated queries and keys are multiplied by this; yarn only
         attention_factor: Option<f64>, else "0.1 · ln(factor) + 1 for yarn";
         /// whether the frequencies at which blending begins and ends are rounded outwards to one that the model has; yarn only
-        truncate: bool, default true;
+        truncate: bool, default true, else "true for yarn";
     }
 }
 
