@@ -317,12 +317,6 @@ impl Launcher {
                 if is_root() {
                     command.arg("--allow-run-as-root");
                 }
-                if out.is_some() {
-                    // It would wait a second between SIGTERM, which asks ranks to save, and SIGKILL. Versions 4 and 5 have other prefixes.
-                    command.envs(
-                        ["OMPI", "PRTE"].map(|of| (format!("{of}_MCA_odls_base_sigkill_timeout"), "0")),
-                    );
-                }
                 if let Some(per_node) = per_node {
                     command.args(["--map-by", &format!("ppr:{per_node}:node")]);
                 }
